@@ -22,7 +22,7 @@ tables of 8 bits double in size. The indices stay as they are.
 
 Refuses when the tables or the scales are computed at run time.
 
-Why it helps: palettes with scales for channels ended the process at load (an abort of MPSGraph, reported on M4,
+Why it helps: palettes with scales for channels crashed at load (an abort of MPSGraph, reported on M4,
 macOS 26.6.2; coremltools pull request 2688). What the pass gains in time was not measured.
 
 Grade: bit for bit.

@@ -28,11 +28,11 @@ whole rows. If no place is true nothing is written; the original then divides 0 
 Refuses when `f` mixes places (a sum over them, a sort), when it reads values of the mask's length that come
 from elsewhere, when a shape is symbolic, and when the number of copies of a value cannot be read.
 
-Why it helps: shapes that depend on values keep all that follows off the ANE, and `non_zero` ended the process
-(reported: Core ML through ExecuTorch, the device is not named: pytorch/executorch issue 17537). A selection is
-legal anywhere. What the pass gains in time was not measured.
+Why it helps: shapes that depend on values keep all that follows off the ANE, and a list of places along one
+axis crashed (reported: Core ML through ExecuTorch, the device is not named: pytorch/executorch issue
+17537). A selection is legal anywhere. What the pass gains in time was not measured.
 
-Grade: checked: a list of places is opaque in the field.
+Grade: checked: a list of indices is opaque in the field.
 """
 
 from __future__ import annotations

@@ -127,11 +127,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Sizes, chunks and apps": {"sizing": "sizes choose_sizes split merge extract", "writing_text": "swift"},
     "Other formats": {"converting": "to_coreai to_coreml lint decompile executorch"},
     "What is known": {"trying": "list_ explain", "machines": "chips doctor"},
-    "Teams and devices": {
-        "serving_models": "serve",
-        "reviewing": "review",
-        "recording": "measure learn calibrate",
-    },
+    "Teams and devices": {"trying": "serve", "reviewing": "review", "recording": "measure learn calibrate"},
 }
 """Title in the help -> module of `anesurgery.commands` -> its commands under that title, in this order."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command as next_command
 from anesurgery.commands.options import Html, Model, Overwrite, check_pages
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.errors import SurgeryError
@@ -49,7 +49,7 @@ def compress(
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Compress the weights of a model in formats that are fast on the chip, with samples (GPTQ)."""
-    from anesurgery.compressing.compression import USUAL
+    from anesurgery.compressing.compression import USUAL_MODES
     from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
 
@@ -57,7 +57,9 @@ def compress(
     check_pages(overwrite, html, plot)
     if plot is not None:
         check_plot(plot)
-    modes = tuple(against if against is not None else USUAL if plot is not None else ())
+    modes = tuple(against or ())
+    if against is None and plot is not None:
+        modes = USUAL_MODES
     samples = inputs or _drawn(model, call["function"])
     compression = call(model, inputs=samples, against=modes)
     if not inputs and not call.silent:  # no earlier: a wrong option ends the call
@@ -67,7 +69,7 @@ def compress(
         compression.save_html(html)
     if plot is not None:
         compression.save_plot(plot)
-    return Outcome(compression, wrote=[out, html, plot], then=command("compare", model, out))
+    return Outcome(compression, wrote=[out, html, plot], then=next_command("compare", model, out))
 
 
 DRAWN = 16
@@ -102,7 +104,7 @@ def compress_cache(call: Call, model: Model, texts: Texts, out: Place, overwrite
     check_out(model, out, overwrite)
     cache = call(model, tokens)
     cache.save(out, overwrite=overwrite)
-    return Outcome(cache, wrote=[out], then=command("see", out, target=call["target"]))
+    return Outcome(cache, wrote=[out], then=next_command("see", out, target=call["target"]))
 
 
 def _texts(file: Path) -> list[list[int]]:

@@ -62,7 +62,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
-USUAL = ("linear-8", "linear-4", "palettize-6", "palettize-4")
+USUAL_MODES = ("linear-8", "linear-4", "palettize-6", "palettize-4")
 """The modes that the command draws where none is named."""
 ONE_FUNCTION = "coremltools.optimize takes one package with one function, so there are no points of its modes"
 

@@ -24,6 +24,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.rules.faulty_ops import FIRST_CORE_AI, rules_of
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import ints, shape_in_words
 
 NOTE = (
     "where ops run and how long they take is said by Core ML's rules for the same ops, carried over with a "
@@ -64,6 +65,15 @@ def _uncounted_padding(op: Operation, target: Target) -> str:
         if padded and op.exclude_padding_from_average.val
         else ""
     )
+
+
+def _long_kernel(op: Operation, target: Target) -> str:
+    """Name a transposed convolution with a kernel or a stride that the CPU was reported to get wrong."""
+    kernel, strides = op.weight.shape[2:], ints(op, "strides")
+    if op.inputs.get("output_shape") is not None or (max(kernel) < 8 and max(strides, default=1) < 16):
+        return ""
+    form = f"the kernel {shape_in_words(kernel)} and the stride {shape_in_words(strides)}"
+    return f"%{op.outputs[0].name} has {form}"
 
 
 def _computed_update(op: Operation, target: Target) -> str:
@@ -113,9 +123,23 @@ OWN = (
         advice="pool with count_include_pad=True, and divide by a constant map of counts",
     ),
     Rule(
+        "coreai-long-kernel",
+        names("conv_transpose"),
+        "with CPU only, a transposed convolution was wrong by as much as its values, at kernels from 8 on and "
+        "at strides from 16 on; on the GPU it was right, and so it is on Linux",
+        "john-rocky/coreai-model-zoo: pull request 18 (coreai-torch 0.4.1 and 0.4.2); run on Linux with "
+        "coreai-core 1.0.0b3",
+        test=_long_kernel,
+        grade=Grade.REPORTED,
+        scope=Scope(os="macOS 27, CPU only; the chip is not named"),
+        kind="numeric",
+        remedy="subpixel_convolution",
+        advice="run the model on the GPU or the engine, or write the transposed convolution as a convolution",
+    ),
+    Rule(
         "coreai-computed-place",
         names("slice_update"),
-        "an update at a computed place was reported to end the process",
+        "an update at a computed place was reported to crash",
         TORCH.format("issue 6"),
         test=_computed_update,
         grade=Grade.REPORTED,

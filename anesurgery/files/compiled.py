@@ -23,8 +23,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import CompiledDescription, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, read_json, system_failed
-from anesurgery.files.weights import not_fetched
+from anesurgery.files.source import SourceFile, not_fetched, read_json, system_failed
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"

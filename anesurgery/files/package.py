@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from anesurgery.doors import door
 from anesurgery.errors import DAMAGED, LoadError, damage, missing
 from anesurgery.files import protobuf
@@ -42,8 +44,8 @@ from anesurgery.files.executorch_program import is_program, unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, is_archive, read_json, unpack
-from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, placeholder_weight
+from anesurgery.files.source import SourceFile, is_archive, not_fetched, read_json, unpack
+from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
 
@@ -153,6 +155,21 @@ def _open_weights(file: Path | None, source: Path) -> tuple[WeightFile | None, s
         return None, f"{source} has no weights/{name}, but its program needs it; copy the package again"
     words = not_fetched(file)
     return (None, words) if words else (WeightFile(file), "")
+
+
+def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
+    """Return an array that stands for a missing weight: NaN for floats, 0 and 1 for integers.
+
+    Neighbouring rows differ in their bits, so that no pass finds them equal; one column is stored.
+    """
+    dtype = np.dtype(types.nptype_from_builtin(element))
+    zero_and_one = np.arange(shape[0] if shape else 1) % 2
+    column = zero_and_one.astype(dtype)
+    if np.issubdtype(dtype, np.floating):  # NaNs of both signs
+        column = np.where(zero_and_one, np.array(np.nan, dtype), -np.array(np.nan, dtype))
+    if not shape:
+        return np.broadcast_to(column[0], ())
+    return np.broadcast_to(column.reshape(-1, *[1] * (len(shape) - 1)), shape)
 
 
 # What a path holds.

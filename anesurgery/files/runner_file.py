@@ -1,7 +1,7 @@
 """Read and write `runner.json`, which tells a runner how to generate text with a model.
 
-`anesurgery build` writes it into a folder with the model, its tables and its tokenizer; `Runner` holds its
-content. Paths are relative to the folder. `version` rises when a reader of the old form would misread the new.
+`anesurgery build` writes it into a folder with the model, its tables and its tokenizer; `Runner` is its
+content. Paths are relative to the folder. `version` goes up when a change would break old readers.
 """
 
 from __future__ import annotations
@@ -28,28 +28,24 @@ class Runner:
     """The content of `runner.json`.
 
     Attributes:
-        model: the package, or the folder of chunks.
-        chunks: the packages in the order in which they run; one for a whole model.
-        functions: each function by name. It has `inputs`, `outputs` and `states` with `shape` and `dtype`;
-            `inputs_from`, the function that makes its other inputs from the position, or ""; `chunks`, the
-            packages that hold it, by number; `context`, the most tokens that it reads, with those of the call;
-            `picks`, the input with a 1 at the token whose logits are returned, or "" for all tokens; and
-            `units`, the compute units. A runner uses the function with the smallest context that holds the
-            text.
-        tokens: the input with the tokens.
-        logits: the output with the logits, or with tokens in place of them.
-        context: the most tokens of prompt and answer.
-        tables: input -> file with a row for each token or position.
-        tokenizer: file of the tokenizers library; "" for none.
+        model: the package, or the folder of chunks. If you built only the Core AI model, the `.aimodel`.
+        chunks: the packages in the order in which they run; just one for a whole model.
+        functions: function name -> its entries: see the second table of `docs/file-formats.md`. A runner uses
+            the function with the smallest `context` that the text fits into.
+        tokens: the input with the token ids.
+        logits: the output with the logits, or with token ids if the model picks the tokens itself.
+        context: the maximum length of prompt plus answer, in tokens.
+        tables: input -> file with one row for each token or position.
+        tokenizer: file of Hugging Face's tokenizers library; "" for none.
         template: file of the chat template, in Jinja; "" for none.
-        special: special token -> its text, as the template reads them.
-        ends: the tokens after which an answer is complete.
+        special: special token -> its text, as the template expects it.
+        ends: ids of the stop tokens.
         sampling: sampling options of the checkpoint: `temperature`, `top_k`, `top_p`, `min_p`,
             `repetition_penalty`.
         hashes: file -> SHA-256 of its bytes, in hexadecimal.
-        values: the output with the logits of these tokens, one for each part of the vocabulary; the largest
-            wins. "" if `logits` has logits.
-        asset: the same model in Core AI's format; "" for none. If it was built alone, `model` has that format.
+        values: the output with the logits of the tokens that the model picked, one token for each part of the
+            vocabulary; the highest wins. "" if there is none.
+        asset: the same model as an `.aimodel`; "" for none.
     """
 
     model: str

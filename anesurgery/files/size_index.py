@@ -54,8 +54,8 @@ class SizeRow:
 
     Attributes:
         name: name of the size.
-        function: function of the package; None for its only one.
-        package: its name in the folder.
+        function: the function in the package; null if the package has only one.
+        package: name of the package in the folder.
         inputs: input -> its shape, for each input whose shape differs between sizes.
     """
 
@@ -76,15 +76,18 @@ class Padding:
 
     Attributes:
         inputs: input -> the axis that is padded at its end.
-        outputs: output -> the axis that is cropped. Other outputs do not depend on the padding.
-        why_not: why inputs may not be padded; "" if they may.
+        outputs: output -> the axis that is cropped. The padding does not change other outputs.
+        why_not: why you may not pad inputs; "" if you may.
         fill: input -> the number to pad with; 0 by default.
-        hiding: mask input -> must the first position of each row be real (or any)?
-        spread: the largest distance of attention scores in a row at which masked positions have no weight.
-        shares: output -> number of input positions for one of its own; 1 by default.
-        multiple: lengths must be multiples of this.
-        more: the same for each further length, in the order of padding.
-        others: other lengths that may not be padded, and why.
+        hiding: mask input -> true if the first position of each row must be real, not padding; false if any one
+            real position is enough.
+        spread: the largest range of attention scores in a row for which masked positions still get zero weight;
+            null if there is no limit.
+        shares: output -> how many input positions make one output position; 1 by default.
+        multiple: the length must be a multiple of this.
+        more: the same entries for each additional length, if several lengths vary (height and width). Pad along
+            one after the other, in this order.
+        others: other lengths, which you may not pad, and why.
     """
 
     inputs: Mapping[str, int]

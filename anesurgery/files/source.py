@@ -1,7 +1,7 @@
 """Open source files so that later changes are noticed, and unpack archives safely.
 
 `SourceFile` keeps a model's file open and checks at each use that nobody wrote to it. `unpack` extracts the
-only model of a .zip file.
+only model of a .zip file. `not_fetched` knows the pointers that Git LFS leaves in place of files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import shutil
 import stat
 import weakref
@@ -232,6 +233,35 @@ class SourceFile:
             same = False
         if not same:
             raise LoadError(f"{self.path} was replaced while the model was read; load it again")
+
+
+POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:[a-z0-9.-]+ [^\n]*\n)*?size (\d+)\n", re.DOTALL
+)
+"""The file that Git LFS leaves in place of the real one (docs/spec.md of git-lfs/git-lfs)."""
+LARGEST_POINTER = 1024
+"""A pointer has fewer bytes than this, by its specification."""
+
+
+def not_fetched(file: Path, content: bytes | None = None) -> str | None:
+    """Return the error that a file is a pointer of Git LFS, and how to fetch the real file; None for others.
+
+    Args:
+        file: the path of the file.
+        content: its content, if it was read already.
+    """
+    if content is None:
+        if not file.is_file():
+            return None
+        with open(file, "rb") as opened:
+            content = opened.read(LARGEST_POINTER)
+    pointer = POINTER.match(content[:LARGEST_POINTER])
+    if pointer is None:
+        return None
+    size = f"{int(pointer[1]):,} bytes"
+    return (
+        f"{file} is a pointer of Git LFS to {size} that were not fetched; run `git -C {file.parent} lfs pull`"
+    )
 
 
 KIND_IN_WORDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}

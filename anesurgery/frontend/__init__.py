@@ -303,6 +303,7 @@ def register() -> None:
     scale_attention()
     merge_axes()
     _compute_bfloat16_as_float32()
+    _know_floats_whole()
 
 
 _ADDED: dict[str, Any] = {}
@@ -348,6 +349,28 @@ def _compute_bfloat16_as_float32() -> None:
     utils.NUM_TO_TORCH_DTYPE.setdefault(number, torch.float32)
     utils.NUM_TO_NUMPY_DTYPE.setdefault(number, np.float32)
     utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")
+
+
+def _know_floats_whole() -> None:
+    """Let coremltools know all of the numbers of a concat or stack of floats, or none.
+
+    It keeps the known ones of a few with symbols for the others, and a slice of these is taken for integers:
+    a pose matrix of zeros, a rotation and a 1 is not converted.
+    """
+    from coremltools.converters.mil.mil.ops.defs.iOS15 import tensor_operation
+
+    for joined in (tensor_operation.concat, tensor_operation.stack):
+        if joined.value_inference.__module__ != __name__:
+            joined.value_inference = _known_whole(joined.value_inference)
+
+
+def _known_whole(host: Any) -> Any:
+    def value_inference(op: Any) -> Any:
+        value = host(op)
+        partly = types.is_float(op.values[0].dtype) and np.asarray(value).dtype == object
+        return None if partly else value
+
+    return value_inference
 
 
 NARROWER = {torch.bfloat16: torch.float32, torch.complex128: torch.complex64}

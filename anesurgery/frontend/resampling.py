@@ -1,7 +1,8 @@
 """Convert the resampling of images to products with constant matrices: result = rows @ x @ columns.T.
 
-Used for bicubic and smoothed bilinear resampling, which MIL has not. `resampled_constants` also records
-constants that are resampled, such as position embeddings, so that `sizes` can store the original once.
+Used for bicubic and smoothed bilinear resampling, which MIL has not, and for scales that give no whole size.
+`resampled_constants` also records constants that are resampled, such as position embeddings, so that `sizes`
+can store the original once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Array, Var, is_symbolic, mb, types
+from anesurgery.mil import Array, is_symbolic, mb, types
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Resampled:
     result: Array
 
 
+NEAREST = ("upsample_nearest2d",)
+"""Resamplings of torch without the argument `align_corners`."""
+
 FIXED = "convert at fixed sizes (`anesurgery.sizes` does so with a PyTorch module)"
 """Advice in errors about dynamic sizes."""
 
@@ -53,41 +57,47 @@ def resampled_constants() -> Iterator[list[Resampled]]:
         _RECORDED.reset(token)
 
 
-def resampling(host: str) -> Convert:
-    """Return the converter of a torch resampling that treats rows and columns separately.
+def resampling(host: str, axes: int = 2) -> Convert:
+    """Return the converter of a torch resampling that treats rows and columns separately, or of columns alone.
 
     torch itself computes the matrices, by resampling unit vectors. The image must have a static size.
     """
 
     def convert(context: Any, node: Any) -> None:
-        x, size, align = inputs_of(context, node)[:3]
-        if any(is_symbolic(d) for d in x.shape[-2:]):
+        x, size = inputs_of(context, node)[:2]
+        aligned = () if host in NEAREST else (bool(known_value(inputs_of(context, node)[2])),)
+        if any(is_symbolic(d) for d in x.shape[-axes:]):
             raise NotImplementedError(
                 f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}; {FIXED}"
             )
-        stated = [known_value(argument(context, node, i, "")) for i in (3, 4)]
-        scales = list(stated[0]) if np.ndim(stated[0]) else stated
-        scales = [None if s is None else float(known_value(s)) for s in scales]
-        sizes = [_new_size(size, i, x, scales) for i in (0, 1)]
-        rows, columns = (
-            _resampling_matrix(host, int(x.shape[i - 2]), sizes[i], bool(known_value(align)), scales[i])
-            for i in (0, 1)
+        scales = scales_of(context, node, 2 + len(aligned), axes)
+        *rows, columns = (
+            _resampling_matrix(host, before, _new_size(size, i, before, scales), *aligned, scales[i])
+            for i, before in enumerate(map(int, x.shape[-axes:]))
         )
-        dtype = types.nptype_from_builtin(x.dtype)
-        high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
-        result = mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name)
+        dtype, outer = types.nptype_from_builtin(x.dtype), (None,) * (x.rank - 2)
+        high = mb.matmul(x=rows[0].astype(dtype)[outer], y=x) if rows else x
+        result = mb.matmul(x=high, y=columns.T.astype(dtype)[outer], name=node.name)
         seen = _RECORDED.get()
-        if seen is not None and x.val is not None and result.val is not None:
-            seen.append(Resampled(x.val, rows, columns, result.val))
+        if seen is not None and rows and x.val is not None and result.val is not None:
+            seen.append(Resampled(x.val, rows[0], columns, result.val))
         context.add(result)
 
     return convert
 
 
-def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
+def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:
+    """Return the scale of each axis, arguments from `first` on; each is None where a size is given."""
+    stated = [known_value(argument(context, node, first + i, "")) for i in range(axes)]
+    scales = list(stated[0]) if np.ndim(stated[0]) else stated
+    # coremltools holds them in fp32, whose shortest form is what was written: 1.7, and not 1.7000000477
+    return [None if s is None else float(str(known_value(s))) for s in scales]
+
+
+def _new_size(size: Any, i: int, before: int, scales: list[float | None]) -> int:
     """Return a side of the result: as given, or from the scale."""
     if known_value(size) is None:
-        return math.floor(int(x.shape[i - 2]) * (scales[i] or 1.0))
+        return math.floor(before * (scales[i] or 1.0))
     stated = size[i] if isinstance(size, (list, tuple)) else known_value(size)[i]
     side = known_value(stated)
     if side is None:
@@ -95,10 +105,10 @@ def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
     return int(side)
 
 
-def _resampling_matrix(host: str, before: int, after: int, align: bool, scale: float | None) -> Any:
+def _resampling_matrix(host: str, before: int, after: int, *how: bool | float | None) -> Any:
     """Return the matrix (after, before) that resamples one axis."""
     import torch
 
     units = torch.eye(before, dtype=torch.float64)[None, None]
     resample = getattr(torch.ops.aten, host).default
-    return resample(units, [after, before], align, scale, None)[0, 0].numpy()
+    return resample(units, [after, before], *how, None)[0, 0].numpy()

@@ -396,10 +396,12 @@ class Consulted:
     Attributes:
         rule: the rule.
         said: what it found; "no" if its condition does not hold; "other chip or OS" if it was not asked.
+        remedy: the pass that repairs what it found in this op; None if there is none.
     """
 
     rule: Rule
     said: str
+    remedy: str | None = None
 
     @property
     def found(self) -> bool:
@@ -417,7 +419,7 @@ class Consulted:
             "source": rule.source,
             "grade": rule.grade.value,
             "scope": str(rule.scope),
-            "remedy": rule.remedy,
+            "remedy": self.remedy,
             "advice": rule.advice,
         }
 
@@ -448,8 +450,14 @@ def why(model: Loaded | Program, op: str, target: Target, function: str | None =
         raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
     chosen = judged[op]
     about = [rule for rule in (*FORBIDDEN, *rules) if not rule.ops or chosen.op_type in rule.ops]
-    asked = [Consulted(rule, _result_of_rule(rule, chosen, target)) for rule in about]
+    asked = [_consulted(rule, chosen, target) for rule in about]
     return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
+
+
+def _consulted(rule: Rule, op: Operation, target: Target) -> Consulted:
+    said = _result_of_rule(rule, op, target)
+    found = said not in (NO, OTHER_TARGET)
+    return Consulted(rule, said, rule.finding_about(op, op.name, said, target).remedy if found else None)
 
 
 def _result_of_rule(rule: Rule, op: Operation, target: Target) -> str:

@@ -40,6 +40,10 @@ class Planned:
         return f"{self.step}: {self.why}" if self.why else str(self.step)
 
 
+Words = str | Callable[[], str]
+"""A text, or a function that computes it when somebody asks."""
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Drawn):
     """The chosen steps of a recipe for one model and target."""
@@ -56,8 +60,8 @@ class Plan(Drawn):
     """What was gained by which steps, what grows, and what the search leaves open."""
     warnings: tuple[str, ...] = ()
     """What is lost by steps that were asked for."""
-    judged: str | Callable[[], str] = field(default="", repr=False, compare=False)
-    """What the whole gains, in words, or what tells it when somebody asks; "" where it was not judged."""
+    judged: Words = field(default="", repr=False, compare=False)
+    """What the whole gains; "" where it was not judged."""
     wrong: str = ""
     """What the first line of a report says of wrong numbers: how wrong outputs are, or what is repaired."""
     outputs: tuple[Near | None, Near | None] = (None, None)

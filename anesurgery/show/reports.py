@@ -370,7 +370,7 @@ def why_report(reasons: Why) -> Report:
 def _rule_lines(asked: Consulted) -> Iterator[Any]:
     rule = asked.rule
     yield Text.assemble(plain(f"{rule.kind} ", "bold"), plain(f"{rule.id}: {asked.said}"))
-    helps = f"pass {rule.remedy}" if rule.remedy else rule.advice
+    helps = f"pass {asked.remedy}" if asked.remedy else rule.advice
     said = [rule.because, f"{rule.grade.value}; {rule.scope}; {rule.source}"]
     yield from (Line(words, indent=2) for words in (*said, *([f"what helps: {helps}"] if helps else [])))
 

@@ -7,11 +7,13 @@ terminal, as text and in a notebook. `@draws` registers one that returns plain d
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import summary
@@ -23,8 +25,8 @@ from anesurgery.mil import Array
 from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.rewriting.session import Report as PassReport
-from anesurgery.show.console import shows
-from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
+from anesurgery.show.console import WIDTH, plain, shows
+from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.terminal import unit_bars
@@ -182,6 +184,10 @@ def _logit_columns(output: OutputComparison) -> tuple[str, str]:
     return "" if kl is None else f"{kl:.2g}", "" if contained is None else f"{contained:.1%}"
 
 
+LEAST_REASON = 30
+"""The fewest letters of a reason that say anything; a choice."""
+
+
 @shows("Comparison")
 def comparison_report(comparison: Comparison) -> Report:
     """Report a comparison as a sentence and a table."""
@@ -203,10 +209,22 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
         lines.append(unit_bars(before, after) if surgery.changes else unit_bars(after))
     if edits := counts(surgery.changes):
         lines.append(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}")
-    refused = dict.fromkeys(name for name, _ in surgery.refusals)  # each pass once, in their order
-    if refused:
-        lines.append(cut(f"Left out, with reasons in the full report: {', '.join(refused)}", "dim"))
+    refused = dict[str, Refusal]()
+    for name, refusal in surgery.refusals:
+        refused.setdefault(name, refusal)
+    if idle := {name: refusal for name, refusal in refused.items() if name not in edits}:
+        lines.append(_left_out(idle))
     return on_a_screen(Report(headline(surgery), lines), after, repair, tried=refused, title=STILL)
+
+
+def _left_out(refused: Mapping[str, Refusal]) -> Text:
+    """Return a line with the passes that were left out, and the reason of the first."""
+    first, *others = refused
+    names = "".join(f", {name}" for name in others)
+    frame = f"Left out: {first} ()"
+    more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
+    reason = textwrap.shorten(refused[first].reason, WIDTH - len(frame + more), placeholder=" …")
+    return plain(f"{frame[:-1]}{reason}){more}", "dim")
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:

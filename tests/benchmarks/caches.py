@@ -127,7 +127,7 @@ def written(page: str, found: list[Found]) -> str:
     """The page with the lists of what works and what is refused."""
     good = textwrap.fill(", ".join(f"`{f.name}`" for f in found if f.works), 118)
     bad = "\n".join(f"* `{f.name}`: {f}" for f in found if not f.works)
-    lists = f"{good}.\n" + (f"\nNot these:\n\n{bad}\n" if bad else "")
+    lists = f"{good}.\n" + (f"\nThese are refused:\n\n{bad}\n" if bad else "")
     return filled(page, "families", lists.rstrip("\n"))
 
 

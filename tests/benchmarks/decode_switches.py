@@ -108,9 +108,10 @@ def rows(name: str, folder: Path, *, whole: bool = False) -> list[str]:
 def table() -> str:
     """All models, on each target."""
     lines = [
-        "The share that `inspect` expects on the engine for one decode step. The number beside a model is its "
-        f"size in billions of weights. Models have their real widths, but {LAYERS} layers (Gemma: 6) and "
-        f"{WORDS:,} tokens, unless they are whole. Ops of unknown unit do not count. "
+        "The table shows the share of ops that `inspect` expects on the engine for one decode step. The number "
+        "next to a model is its size in billions of weights. Unless a model is marked as whole, it has its "
+        f"real width, but only {LAYERS} layers (Gemma: 6) and {WORDS:,} tokens. Ops whose unit is unknown "
+        "count as off the engine. "
         "`python tests/benchmarks/decode_switches.py --page docs/decoder-families.md` writes the table.",
         "",
         "| model | target | form | ops on the ANE | segments |",

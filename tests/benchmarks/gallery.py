@@ -109,17 +109,17 @@ def standing(found: ane.Inspection) -> dict[str, Any]:
 
 HEAD = """# Gallery
 
-Each recipe on one small model with random weights. `make gallery` builds the models, applies the recipes and
-writes this page; nothing on it is typed.
+This page applies each recipe to one small model with random weights. `make gallery` builds the models, applies
+the recipes and writes this page. No number on it is typed by hand.
 
-* **ops**: number of operations, without constants. **on the ANE**: the share of ops and of flop that `inspect`
-  expects there. It estimates Core ML's choice; no device was measured.
-* **estimate**: Core ML's own estimate as far as its formula is known, in microseconds; not a run time.
-  If it falls and the shares fall too, so little work is left that the CPU takes less time for it than the
-  way to the engine and back. The head of `gpt2_ane`, which reads one position, is such a case.
-* **PSNR**: of the worst output against the given model, both in fp16 as stored.
-* **s**, **MB**: seconds of `apply` with `prove="model"`, and the most memory of the process with PyTorch, on
-  the machine that wrote this page; they change from run to run.
+* **ops**: the number of operations, without constants. **on the ANE**: the share of the ops, and of the work
+  (flop), that `inspect` expects on the ANE. We did not measure this on a device.
+* **estimate**: Core ML's own estimate in microseconds, as far as we know its formula. It is not a run time.
+  Sometimes this estimate drops, and the share on the ANE drops too. Then so little work is left that the CPU
+  is faster than a switch to the engine and back. An example is the head of `gpt2_ane`: it reads one position.
+* **PSNR**: for the worst output, compared with the original model; both in fp16 as stored.
+* **s**, **MB**: the seconds that `apply` takes with `prove="model"`, and the peak memory of the process,
+  including PyTorch. They vary from run to run.
 """
 
 

@@ -20,7 +20,7 @@ from large_shapes import SHAPES, package
 from pages import between, fill
 from rich.console import Console
 
-HEAD = "| model | weights, MB | chunks, MB | what passes at most | chain and whole |\n" + "| --- " * 5 + "|"
+HEAD = "| model | weights, MB | chunks, MB | largest transfer | outputs |\n" + "| --- " * 5 + "|"
 CALLS = 2
 
 
@@ -55,7 +55,7 @@ def equal(source: Path, limit: str) -> str:
     pairs = [(a[n], b[n]) for a, b in zip(*found, strict=True) for n in a]
     same = sum(a.tobytes() == b.tobytes() for a, b in pairs)
     alive = all(np.isfinite(a).all() and np.ptp(a.astype(np.float32)) > 0 for a, _ in pairs)
-    return "equal bit for bit" if same == len(pairs) and alive else f"{same} of {len(pairs)} outputs equal"
+    return "bit-identical" if same == len(pairs) and alive else f"{same} of {len(pairs)} outputs equal"
 
 
 def row(name: str, limit: str, folder: Path, toy: bool) -> dict[str, Any]:

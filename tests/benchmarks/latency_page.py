@@ -17,23 +17,23 @@ from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine
 
-`make latency` writes this page and the table behind `inspect(...).time`; nothing on it is typed. The times
-are public, measured by others, or were sent in ([on-a-mac.md](on-a-mac.md)). Models are built from their
-configurations, with random weights (`make latency OPTIONS=--rebuild`).
+`make latency` writes this page and the table behind `inspect(...).time`. No number on it is typed by hand.
+The measured times are from public sources, or were sent to us ([on a Mac](on-a-mac.md)). We build the models
+from their configurations, with random weights (`make latency OPTIONS=--rebuild`).
 
-How a time is made:
+How we estimate a time:
 
-* An op on the engine takes Core ML's own estimate times a factor of the generation. If reading its
-  weights takes longer, it takes that.
-* A prediction has a fixed cost, and so has each change of unit.
-* Products and softmax over 1,024 positions and more take {long:.2f} times as long.
-* Each op on the longest chain takes at least {floor:.2f} us. Core ML prices a small op at 0.007 us. Each
-  op of a decoding step takes 5.3 us on an M4, with all of its weights. So the band is wide here.
-* An op on the CPU takes Core ML's estimate, or the time to read its weights.
-* A neural network takes as long as ops that compute its layers in fp16.
+* For an op on the engine, we multiply Core ML's own estimate by a factor for the generation. If reading the
+  weights of the op takes longer, we use that time instead.
+* A prediction has a fixed overhead, and so has each switch between units.
+* Products and softmax over 1,024 or more positions take {long:.2f} times as long.
+* Each op on the longest chain takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
+  On an M4, each op of a decoding step takes 5.3 us, including its weights. So the 80% interval is wide here.
+* For an op on the CPU, we use Core ML's estimate, or the time to read its weights if that is longer.
+* For an old neural network, we use the time of ops that compute its layers in fp16.
 
-There is no time for several generations at once, `ALL`, `CPU_AND_GPU`, shapes that vary, or loops of
-unknown length. The same holds if no measurement covers the generation, or the form of the weights on it.
+We give no time for several generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of unknown
+length. We also give none if no measurement covers the generation, or the form of the weights on it.
 """
 
 
@@ -87,21 +87,22 @@ def _errors(fitted: Fitted) -> str:
         )
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
-        "Each error is a factor, of rows that the fit did not see. The columns are the median, the 90 % "
-        "quantile, the correlation of ranks, and the share of rows inside the band of 80 %. The width of the "
-        "band was found without these rows too. Products that only read weights are left out for models and "
-        "sources, because they have no rate without their own model.\n"
+        "Each error is a factor: measured over estimated time, or the inverse. The fit did not see these rows, "
+        "and neither did the width of the 80% interval. The columns are the median, the 90% quantile, the "
+        "rank correlation, and the share of rows inside the 80% interval. For models and sources, we leave out "
+        "products that only read weights, because they have no rate without their own model.\n"
     )
-    head = "left out", "rows", "median", "90 %", "Spearman", "in the band"
+    head = "left out", "rows", "median", "90 %", "Spearman", "in the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
 
 
 def _ratios(fitted: Fitted) -> str:
     stated, wrong, inside = fitting.ratios([one.row for one in fitted.left["model"]], fitted.table)
     return (
-        "## Ratios\n\nThe ratio of two times is better known than the times, because shared errors cancel. "
-        f"Among pairs of models that one source measured on one chip, the faster one was named {stated} "
-        f"times, {wrong} times wrongly. {inside:.0%} of the measured ratios lie in the band.\n"
+        "## Ratios\n\nWe know the ratio of two times better than the times, because shared errors cancel. "
+        "We looked at pairs of models that the same source measured on the same chip. We named the faster "
+        f"model {stated} times, and were wrong {wrong} times. {inside:.0%} of the measured ratios lie in the "
+        "80% interval.\n"
     )
 
 
@@ -118,18 +119,19 @@ def _generations(table: dict[str, Any]) -> str:
         for name, factor in table["factor"].items()
     ]
     words = (
-        "Factors lie near a line over the generations, and fixed costs near what was published of a dispatch, "
-        "as far as rows do not say otherwise. M6 (H18) has no row of a whole model.\n"
+        "Unless the measurements say otherwise, the factors follow a line over the generations, and the fixed "
+        "overheads stay near the published ones. For the M6 (H18), no whole model was measured.\n"
     )
-    head = "engine", "factor", "off by, one deviation", "fixed, us", "a change of the unit, us", "rows"
+    head = "engine", "factor", "standard deviation, as a factor", "fixed, us", "switch of unit, us", "rows"
     return "\n".join(["## Generations\n", words, _table(head, lines)])
 
 
 def _rates(table: dict[str, Any]) -> str:
     lines = [(chip, f"{rate:.0f}") for chip, rate in table["bandwidth"].items()]
     words = (
-        "One product of a row of 4,096 with a table of 128,256 rows takes as long as reading the table does. "
-        "Other chips count as those of their kind (plain; Pro, Max and Ultra) in the nearest generation.\n"
+        "A product of one row of 4,096 numbers with a table of 128,256 rows takes as long as reading the "
+        "table. For other chips, we use the nearest generation of the same kind (plain; or Pro, Max and "
+        "Ultra).\n"
     )
     return "\n".join(["## Reading weights\n", words, _table(("chip", "GB/s"), lines)])
 
@@ -162,7 +164,7 @@ def _forms(table: dict[str, Any]) -> str:
         "measured on",
         "reading, of the stored bytes",
         "on",
-        "off by, one deviation",
+        "standard deviation, as a factor",
     )
     return "\n".join(["## Forms of weights\n", _table(factors, used), _table(head, lines)])
 
@@ -175,8 +177,8 @@ def _rows(fitted: Fitted) -> str:
         cells = f"{row.ms:.3g}", f"{row.ms / math.exp(told.error):.3g}", f"{math.exp(told.error):.2f}"
         lines.append((row.model, row.chip, *cells, f"{math.exp(one.error):.2f}", inside, row.units, row.source))
     words = (
-        "A ratio is measured over estimated; the left out one is of a fit without the model, of `lm_head` "
-        "without the chip. Where a source does not say which units it asked for, Core ML chose among all.\n"
+        "*Ratio* is measured over estimated time. *Left out* is the ratio of a fit without this model (for "
+        "`lm_head`, without this chip). If a source does not say which units it allowed, we assume all.\n"
     )
-    head = "model", "chip", "measured ms", "estimated ms", "ratio", "left out", "in the band", "units", "source"
+    head = "model", "chip", "measured ms", "estimated ms", "ratio", "left out", "in the 80%", "units", "source"
     return "\n".join(["## Rows\n", words, _table(head, lines)])

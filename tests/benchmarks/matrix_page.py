@@ -25,30 +25,29 @@ EXACT, LOST = 80.0, 3.0
 
 HEAD = """# Architectures
 
-One small model with random weights for each architecture, built with transformers, timm and diffusers.
-It is converted to fp16 for iOS 17 with `frontend.register()` and `rerank`. `make matrix` measures them
-and writes this page; nothing on it is typed.
+For each architecture, we build one small model with random weights, with transformers, timm or diffusers. We
+convert it to fp16 for iOS 17 with `frontend.register()` and `rerank`, and apply a recipe (the *method*): the
+recipe of the family, or else `auto`. `make matrix` writes this page. No number on it is typed by hand.
 
-* **trace, export**: PSNR in dB of the fp32 conversion against torch, by `torch.jit.trace` and by
-  `torch.export` (`draft_export` if a branch depends on data). If it does not convert, the reason.
-* **fp16**: PSNR in dB of the fp16 package against torch, as converted and after the method.
-* **ops, flop**: the share in percent that `inspect` expects on the Neural Engine, before and after. No
-  device was measured. The models are tiny, so one op is about a percent. If the unit of an op is
-  unknown, the share is a range, and its lower end decides whether it falls.
-* **off**: the op types that stay off the engine of the second target; "?" marks an unknown unit.
-* **s**: processor seconds of the method, without proofs.
+* **trace, export**: PSNR in dB of the fp32 conversion, compared with torch. We convert with `torch.jit.trace`
+  and with `torch.export` (`draft_export` if a branch depends on data). If a conversion fails, the reason.
+* **fp16**: PSNR in dB of the fp16 package, compared with torch, before and after the method.
+* **ops, flop**: the share in percent that `inspect` expects on the Neural Engine, before and after. We did
+  not measure this on a device. The models are tiny, so one op is about a percent. If the unit of an op is
+  unknown, the share is a range, and we say that it drops if its lower end does.
+* **off**: the op types that do not run on the engine of the second target; "?" marks an unknown unit.
+* **s**: CPU seconds of the method, without proofs.
 * **-**: not measured.
 
-Mixtures of experts compute every expert for every token (`frontend.register_experts()`). The method is the
-recipe of the family, or else `auto`. A third target, A15 with iOS 17, was compared too. The summary names each
-share that falls.
+Mixtures of experts compute every expert for every token (`frontend.register_experts()`). We also compared a
+third target, A15 with iOS 17. The summary names each share that drops.
 """
 
 REAL_TITLE = "## Real widths"
 REAL_HEAD = f"""{REAL_TITLE}
 
-Two layers of random weights, as wide and with vocabularies and pictures as large as models in use have them;
-`make matrix-real` measures them, by trace alone. An error that grows with the width shows here.
+These models have two layers of random weights, but the width, vocabulary and image size of real models. An
+error that grows with the width shows here. `make matrix-real` measures them, only with `torch.jit.trace`.
 """
 
 

@@ -103,35 +103,35 @@ def module_row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...]], 
 
 HEAD = """# Six sizes of many models
 
-This page is written by `make sized`; with `OPTIONS="--sections corpus time"`, these sections alone.
+`make sized` writes this page; with `OPTIONS="--sections corpus time"`, it writes only these sections.
 """
 FROM_RANGES = """## From a range
 
-Small models with random weights are converted with a range of lengths. [`sizes`](sizes.md) makes them at the
-lengths {lengths}.
+We convert small models with random weights for a range of lengths. Then [`sizes`](sizes.md) makes each of them
+at the lengths {lengths}.
 
-* *At a size*: how many of the six are equal bit for bit, in fp16, to the model that is converted at that
-  size. If they are not, how near they are.
-* *Weights*: those of the package of six, beside those of its largest size.
-* *Between sizes*: the worst of every length from 1 to {largest}, padded and cropped, or the reason why
-  it is refused.
+* *At a size*: how many of the six sizes are bit-identical, in fp16, to a model that we convert at this size.
+  If they are not, the PSNR.
+* *Weights*: how much larger the weights of all six sizes are than those of the largest size alone.
+* *Between sizes*: the worst result at any length from 1 to {largest}, padded and cropped. If padding is
+  refused, the reason.
 
-Tables of less than {least} bytes are stored for each size, as long as the weights stay within
-{share:.0f} % of the largest size.
+Each size stores its own copy of tables of less than {least} bytes, as long as the weights grow by at most
+{share:.0f} %.
 
 | model | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|
 {rows}
 
-Some models are equal at few sizes, because a range is another model. It computes rotary positions in
-fp16 at run time, and a conversion at one size folds them in fp32. Made from one fixed size, as below,
-the same models are equal.
+Some models are identical at few sizes. With a range, the model computes rotary positions in fp16 at run
+time; at one fixed size, the conversion folds them in fp32. Made from one fixed size, as below, the same
+models are identical.
 """
 FROM_FIXED = """## From one fixed size
 
-Each model is converted at the length {largest} alone, and [`sizes`](sizes.md) makes it at {shorter}.
-*Equal*: at how many of these it is equal bit for bit, in fp16, to the model that is converted there.
-*Assumed*: what its numbers do not show.
+We convert each model at the length {largest} only, and [`sizes`](sizes.md) makes it at {shorter}.
+*Equal*: at how many of these lengths it is bit-identical, in fp16, to a model that we convert there.
+*Assumed*: what `sizes` had to assume, because one fixed size does not show it.
 
 | model | equal | assumed |
 |---|---|---|
@@ -139,9 +139,9 @@ Each model is converted at the length {largest} alone, and [`sizes`](sizes.md) m
 """
 FROM_MODULES = """## From a PyTorch module
 
-A PyTorch module is converted at each size by itself. *Nearness*: the PSNR of the worst size against the
+`sizes` converts a PyTorch module at each size. *Nearness*: the PSNR of the worst size, compared with the
 module, in fp32 with weights in fp16. Interpolated positions differ from size to size. Each size stores
-its own, or computes them if that would make the weights more than 2 % larger.
+its own positions. If that would make the weights more than 2 % larger, it computes them instead.
 
 | module | sizes | nearness | weights |
 |---|---|---|---|
@@ -149,9 +149,9 @@ its own, or computes them if that would make the weights more than 2 % larger.
 """
 FROM_FORMS = """## Forms of common models
 
-These models were written for this table, and given to [`sizes`](sizes.md) in four ways. They are a
-PyTorch module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of
-the largest size alone. The columns are those above.
+We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms. These are a PyTorch
+module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest
+size. The columns are the same as above.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|
@@ -159,28 +159,28 @@ the largest size alone. The columns are those above.
 """
 FROM_CORPUS = """## Published models
 
-Each model is made at the listed sizes, by the shape of its first input.
+`sizes` makes each model at the listed sizes (the shapes of its first input).
 
-* *Equal*: how many are equal bit for bit, in fp16, to the model at that size made without `sizes`. A
-  package with a range reads the size itself. A neural network gets it in its specification. In a package
-  of one size, the lengths in its graph were replaced by hand.
-* *Weights*: those of all sizes, beside those of the largest.
-* *Between*: the worst of a length between each two sizes, in fp32.
-* *Time*: processor seconds of `sizes` and `save`.
+* *Equal*: how many sizes are bit-identical, in fp16, to a model of this size made without `sizes`. A package
+  with a range reads the size itself. For a neural network, we set the size in the specification. For a
+  package with one size, we replaced the lengths in the graph by hand.
+* *Weights*: how much larger the weights of all sizes are than those of the largest size alone.
+* *Between*: the worst result, in fp32, at a length between two sizes.
+* *Time*: CPU seconds of `sizes` and `save`.
 
 | model | sizes | equal | weights | between | time | between sizes |
 |---|---|---|---|---|---|---|
 {rows}
 
-The ranges of the two DTLN hold two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`,
-`whisper_tiny_decoder` and `kokoro_duration` are real graphs with random weights; the mask of `bge_small`
-was repaired first (`padding_mask_tensor`), since all its outputs are NaN without. `kokoro_duration` runs
-at no length as it was converted, because a repetition is computed as -1 / 128, which is 0.
+The ranges of the two DTLN models contain only two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`,
+`whisper_tiny_decoder` and `kokoro_duration` are real graphs with random weights. We first repaired the mask
+of `bge_small` (`padding_mask_tensor`): without this, all its outputs are NaN. `kokoro_duration`, as
+converted, does not run at any length, because it computes a repetition as -1 / 128, which is 0.
 """
 TIME = """## Time
 
-Six sizes of a ranged model of {megabytes:.0f} MB take **{ratio}** times the processor time of loading
-and saving the same package with coremltools. It is the median of {runs} rounds, with their spread.
+We made six sizes of a {megabytes:.0f} MB model with a range. This took **{ratio}** times the CPU time of
+loading and saving the same package with coremltools (the median of {runs} rounds, with their range).
 """
 
 

@@ -42,38 +42,50 @@ def attend(h: Tensor, scale: float) -> Tensor:
 
 
 FAULTS: dict[str, tuple[Function, Function | None, str]] = {
-    "cumsum along another axis": (lambda h: h.cumsum(1), lambda h: h.cumsum(2), "cumsum"),
-    "a cumsum from the end": (lambda h: h.cumsum(1), lambda h: h.flip(1).cumsum(1).flip(1), "cumsum"),
-    "softmax along another axis": (lambda h: h.softmax(-1), lambda h: h.softmax(1), "softmax"),
-    "x % 1": (lambda h: (3 * h) % 1, None, "remainder"),
-    "atan2": (lambda h: torch.atan2(h.relu(), h.roll(1, 2)), None, "atan2"),
-    "a mean beyond the end": (lambda h: F.avg_pool1d(h, 2, 2, ceil_mode=True), None, "avg_pool1d"),
-    "rms_norm's epsilon": (lambda h: F.rms_norm(spiked(h), (15,), eps=1e-2).sin(), None, "rms_norm"),
-    "layer_norm's epsilon": (
+    "cumsum along the wrong axis": (lambda h: h.cumsum(1), lambda h: h.cumsum(2), "cumsum"),
+    "cumsum from the end": (lambda h: h.cumsum(1), lambda h: h.flip(1).cumsum(1).flip(1), "cumsum"),
+    "softmax along the wrong axis": (lambda h: h.softmax(-1), lambda h: h.softmax(1), "softmax"),
+    "coremltools' x % 1": (lambda h: (3 * h) % 1, None, "remainder"),
+    "coremltools' atan2": (lambda h: torch.atan2(h.relu(), h.roll(1, 2)), None, "atan2"),
+    "average pooling past the end": (lambda h: F.avg_pool1d(h, 2, 2, ceil_mode=True), None, "avg_pool1d"),
+    "wrong epsilon of rms_norm": (lambda h: F.rms_norm(spiked(h), (15,), eps=1e-2).sin(), None, "rms_norm"),
+    "wrong epsilon of layer_norm": (
         lambda h: F.layer_norm(h, (15,), eps=1e-5),
         lambda h: F.layer_norm(h, (15,), eps=1e-2),
         "layer_norm",
     ),
-    "gelu by tanh": (F.gelu, lambda h: F.gelu(h, approximate="tanh"), "gelu"),
-    "a leak": (F.relu, lambda h: F.leaky_relu(h, 0.01), "relu"),
-    "a factor": (lambda h: h * 0.5, lambda h: h * 0.505, "mul"),
-    "a shift": (lambda h: h.exp() + 1, lambda h: h.exp() + 1.01, "add"),
-    "a mean of columns": (
+    "tanh approximation of gelu": (F.gelu, lambda h: F.gelu(h, approximate="tanh"), "gelu"),
+    "leaky_relu instead of relu": (F.relu, lambda h: F.leaky_relu(h, 0.01), "relu"),
+    "wrong factor": (lambda h: h * 0.5, lambda h: h * 0.505, "mul"),
+    "wrong offset": (lambda h: h.exp() + 1, lambda h: h.exp() + 1.01, "add"),
+    "mean along the wrong axis": (
         lambda h: h - h.mean(-1, keepdim=True),
         lambda h: h - h.mean(1, keepdim=True),
         "mean",
     ),
-    "a power": (lambda h: h.abs() ** 1.5, lambda h: h.abs() ** 1.6, "pow"),
-    "a bound": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
-    "a slope": (lambda h: torch.where(h > 0, h, 0.1 * h), lambda h: torch.where(h > 0.2, h, 0.1 * h), "gt"),
-    "another order": (lambda h: torch.cat([h, h.sin()], -1), lambda h: torch.cat([h.sin(), h], -1), "cat"),
-    "a scale of scores": (lambda h: attend(h, 0.3), lambda h: attend(h, 0.33), "scaled_dot_product_attention"),
-    "corners": (
+    "wrong exponent": (lambda h: h.abs() ** 1.5, lambda h: h.abs() ** 1.6, "pow"),
+    "wrong limit of clamp": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
+    "wrong threshold of where": (
+        lambda h: torch.where(h > 0, h, 0.1 * h),
+        lambda h: torch.where(h > 0.2, h, 0.1 * h),
+        "gt",
+    ),
+    "concat in the wrong order": (
+        lambda h: torch.cat([h, h.sin()], -1),
+        lambda h: torch.cat([h.sin(), h], -1),
+        "cat",
+    ),
+    "wrong scale of attention": (
+        lambda h: attend(h, 0.3),
+        lambda h: attend(h, 0.33),
+        "scaled_dot_product_attention",
+    ),
+    "wrong align_corners": (
         lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=True),
         lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=False),
         "interpolate",
     ),
-    "a frequency": (lambda h: torch.sin(2 * h).exp(), lambda h: torch.sin(2.02 * h).exp(), "mul"),
+    "wrong frequency of sin": (lambda h: torch.sin(2 * h).exp(), lambda h: torch.sin(2.02 * h).exp(), "mul"),
 }
 
 

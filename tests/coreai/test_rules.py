@@ -59,6 +59,12 @@ ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tenso
         nn.AvgPool2d(3, 2, 1),
         [half(1, 2, 9, 9)],
     ),
+    "coreai-long-kernel": (
+        nn.ConvTranspose1d(2, 3, 8, 2),
+        [torch.randn(1, 2, 5)],
+        nn.ConvTranspose1d(2, 3, 7, 8),
+        [torch.randn(1, 2, 5)],
+    ),
     "fault-argmax-narrow": (
         of(lambda x: x.argmax(1)),
         [half(1, 5, 4)],

@@ -248,6 +248,20 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         + torch.nan_to_num(x / (1 - x), posinf=7)
         + torch.nan_to_num(x / (x - 1).abs() * -1, neginf=-8)
     ),
+    "slopes_of_rank_2": lambda x: torch.nn.functional.prelu(x, torch.tensor([0.5, 0.25, 2.0, -1.0])),
+    "slopes_of_rank_3": lambda x: torch.nn.functional.prelu(x.reshape(2, 2, 2), torch.tensor([0.5, 2.0])),
+    "one_slope": lambda x: torch.nn.functional.prelu(x, torch.tensor([0.5])),
+    "bilinear_uneven": lambda x: resize(x.reshape(PICTURE), scale_factor=(1.3, 0.6), mode="bilinear"),
+    "nearest_uneven": lambda x: resize(x.repeat(6, 6)[None, None], scale_factor=(1.7, 0.3)),
+    "linear_uneven": lambda x: resize(x[None], scale_factor=1.6, mode="linear"),
+    "nearest_uneven_row": lambda x: resize(x.repeat(1, 6)[None], scale_factor=1.7),
+    "nearest_even": lambda x: resize(x.repeat(6, 6)[None, None], scale_factor=(1.5, 0.5)),
+    "full_like_whole": lambda x: torch.full_like(x, 2).masked_fill(x > 2, 0.5),
+    "fill_whole": lambda x: torch.zeros(2, 4).fill_(3).masked_fill(x > 2, 0.5),
+    "new_full_whole": lambda x: x.new_full((2, 4), 3).masked_fill(x > 2, 0.5),
+    "full_like_integers": lambda x: x * torch.full_like(x, 2.7, dtype=torch.int32),
+    "known_part_of_a_concat": lambda x: torch.cat([x[:, :1], torch.full((2, 1), 0.5)], 1)[:, 1] * x[:, 1],
+    "known_part_of_a_stack": lambda x: torch.stack([x[0, 0], torch.tensor(0.5)])[1:] * x[:, 1],
     "gqa_equal_heads": lambda x: attend(heads(x)[1], *heads(x)[1:], enable_gqa=True),
 }
 

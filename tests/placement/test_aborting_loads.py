@@ -171,8 +171,14 @@ def repeated(rank: int) -> Callable[[], Program]:
     return of(body, (1, 2, 9, 16))
 
 
-def listed() -> Program:
-    return of(lambda x: mb.non_zero(x=x), (4, 6))()
+def listed(last: Callable[[Var], Var]) -> Callable[[], Program]:
+    """The places of numbers that are not 0, of which `last` takes a part."""
+    return of(lambda x: last(mb.non_zero(x=x)), (4, 6))
+
+
+def column(places: Var, place: int = 1) -> Var:
+    masks = {"begin_mask": [True, False], "end_mask": [True, False], "squeeze_mask": [False, True]}
+    return mb.slice_by_index(x=places, begin=[0, place], end=[0, place + 1], **masks)
 
 
 def padded(mode: str, *amounts: int, rank: int = 4) -> Callable[[], Program]:
@@ -262,7 +268,27 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "mirrored images": (padded("reflect", 1, 1, 1, 1), M4, "ALL", ""),
     "all axes named, the last padded": (padded("replicate", 0, 0, 0, 0, 0, 0, 0, 1), M4, "ALL", ""),
     "zeros around channels": (padded("constant", 1, 1, 0, 0, 0, 0), M4, "ALL", ""),
-    "places": (listed, M4, "CPU_ONLY", "crash-places-elsewhere"),
+    "places along one axis": (listed(column), M4, "CPU_ONLY", "crash-places-elsewhere"),
+    "places along each axis": (
+        listed(lambda x: mb.squeeze(x=mb.split(x=x, num_splits=2, axis=1)[0], axes=[1])),
+        M4,
+        "ALL",
+        "crash-places-elsewhere",
+    ),
+    "narrow places": (
+        listed(lambda x: column(mb.cast(x=x, dtype="int16"))),
+        M4,
+        "ALL",
+        "crash-places-elsewhere",
+    ),
+    "all places": (listed(lambda x: x), M4, "CPU_ONLY", ""),
+    "the first place": (
+        listed(lambda x: mb.squeeze(x=mb.slice_by_size(x=x, begin=[0, 0], size=[1, 2]), axes=[0])),
+        M4,
+        "ALL",
+        "",
+    ),
+    "numbers at places": (listed(lambda x: mb.reduce_sum(x=x, axes=[1])), M4, "ALL", ""),
     "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
     "a norm of rank 4": (volume(4), M4, "ALL", ""),
 }

@@ -54,4 +54,4 @@ def test_the_page_has_each_row() -> None:
         given = f"| {row.kind} | {row.figure} | {row.where} | {row.grade.value}: {row.source} | "
         (line,) = [line for line in lines if line.startswith(given)]
         decides = line.removeprefix(given)
-        assert decides == f"{', '.join(row.chips)} |" if row.chips else decides.startswith("nothing: ")
+        assert decides == f"{', '.join(row.chips)} |" if row.chips else decides.startswith("no chip: ")

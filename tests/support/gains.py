@@ -29,14 +29,14 @@ TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small
 
 @cache
 def faster(name: str, recipe: str, device: str) -> str:
-    """``By our estimate, the time for a prediction of a small GPT-2 falls from 14.9 ms to 1.89 ms ...``."""
+    """``By our estimate, the time per prediction of a small GPT-2 drops from 14.9 ms to 1.89 ms ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
         assert surgery.proof is not None
         assert surgery.proof.ok
         times = _times(surgery.time)
-        gain = f"the time for a prediction of {TITLES[name]} on an {device} falls {times}"
+        gain = f"the time per prediction of {TITLES[name]} on an {device} drops {times}"
         return f"By our estimate, {gain}. {_gained_by(surgery, model, device)}."
 
 
@@ -46,8 +46,8 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    likely = f"With a probability of 80%, the new model is between {low} and {high} times as fast"
-    return f"from {times}: about {speedup} times as fast. {likely}"
+    likely = f"the 80% interval is {low} to {high}"
+    return f"from {times}. That is about {speedup} times as fast; {likely}"
 
 
 def _gained_by(surgery: ane.Surgery, model: Path, device: str) -> str:
@@ -79,7 +79,7 @@ def found_and_repaired(name: str, recipe: str, device: str) -> str:
     slowest = max(found.ops, key=lambda row: row.ms or 0.0)
     share = (slowest.ms or 0.0) / found.time.ms
     what = f"the op `{slowest.name}` takes {share:.0%} of the time of {TITLES[name]} on an {device}"
-    gain = f"If this op computes only the last position, the time for a prediction falls {_times(surgery.time)}"
+    gain = f"If this op computes only the last position, the time per prediction drops {_times(surgery.time)}"
     return f"By our estimate, {what}. {gain}."
 
 
@@ -118,8 +118,8 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    network = "the time for a prediction of the image network of the [tutorial](tutorial.md)"
-    what = f"{network} on an {device} falls {_times(surgery.time)}"
+    network = "the time per prediction of the image network of the [tutorial](tutorial.md)"
+    what = f"{network} on an {device} drops {_times(surgery.time)}"
     return f"By our estimate, {what}. On our test inputs, the outputs are identical."
 
 
@@ -136,7 +136,7 @@ def with_a_cache(device: str) -> str:
         assert after is not None
         time = change(before, after)
         assert _from_one_position(whole, f"{device}/iOS 18", time)
-    what = f"the time for each new token of a small GPT-2 on an {device} falls {_times(time)}"
+    what = f"the time per new token of a small GPT-2 on an {device} drops {_times(time)}"
     logits = "computing the logits (the scores of all possible next tokens) of one token instead of 64"
     cache = "Keeping the results of earlier tokens (a cache) saves little in a context of only 64 tokens"
     why = f"Nearly all of the gain comes from {logits}. {cache}"
@@ -186,7 +186,8 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    unsure = f"we cannot tell how many of its ops the Neural Engine of an {device} runs ({before:.0%} to 100%)"
+    share = f"{before:.0%} to 100% of its ops: we cannot tell how many"
+    unsure = f"the Neural Engine of an {device} runs {share}"
     return (
         f"If the input length of a small audio network may vary, {unsure}. "
         f"With two fixed lengths, we expect {after:.0%}."
@@ -203,8 +204,8 @@ def fewer(device: str) -> str:
             sum(row.legal is False for row in ane.inspect(one, target=device).ops)
             for one in (model, surgery.save(Path(folder) / "new.mlmodel"))
         )
-    what = f"the number of layers that an {device} does not run on its Neural Engine"
-    return f"By our estimate, the recipe `neuralnetwork_ane` lowers {what} from {before} to {after}."
+    what = f"the number of layers that an {device} cannot run on its Neural Engine"
+    return f"By our estimate, the recipe `neuralnetwork_ane` cuts {what} from {before} to {after}."
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -28,15 +28,15 @@ GOOD = 60.0
 HEAD = """# What goes wrong in numbers
 
 Each row is a small graph that gives wrong numbers in fp16 or on the engine. `inspect` names it, and the
-recipe `safe_numbers` repairs it. `auto` and the family recipes repair what your inputs need.
-[Numbers](numbers.md) has the how-to.
+recipe `safe_numbers` repairs it. `auto` and the family recipes make only the repairs that your inputs need.
+[Numbers](numbers.md) shows how to use them.
 
 * **shown**: the PSNR against fp64, before and after the repair, in the arithmetic that shows the hazard.
-* **`flushed`**: fp16 in which subnormal numbers are 0. No chip was measured to be so strict.
+* **`flushed`**: fp16 in which subnormal numbers become 0. No chip is known to be that strict.
 * **`one by one`**: fp16 in which a running sum is rounded at each step.
 
-`make hazards` writes this page. A test holds each row: the hazard is named, a harmless twin is not, and
-the repair reaches 60 dB. Times on a Mac were not measured.
+`make hazards` writes this page. A test checks each row: `inspect` names the hazard but not a harmless twin,
+and the repair reaches 60 dB. We have not measured times on a Mac.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|

@@ -496,18 +496,18 @@ def ours(value: Published) -> str:
 
 
 HEAD = """
-## Values that were published
+## Published values
 
-What was measured on a chip, and what our model of its arithmetic gives for it. Published times are no numbers
-of a model; [latency.md](latency.md) has those that fit one.
+Each row compares a value that was measured on a chip with the value that our model of its arithmetic computes.
+[Latency](latency.md) has the published times.
 
 | what | measured | ours | chip, source |
 |---|---|---|---|
 """
 DIFFERS = """
-## Published, and not reproduced
+## Published values that we cannot reproduce
 
-Here ours differs, since something is not known, or the model that was measured is not public.
+Here our value differs, because we lack a detail, or because the measured model is not public.
 
 | what | measured | ours | not known | chip, source |
 |---|---|---|---|---|

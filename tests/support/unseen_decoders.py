@@ -308,10 +308,10 @@ def table(rows: dict[str, str], command: str) -> str:
     words = [line.split(" | ")[2] for line in rows.values()]
     refused, wrong = (sum(w.startswith(kind) for w in words) for kind in ("refused", "wrong"))
     lines = [
-        f"{len(rows)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
-        f"transformers in fp32 (`{command}`): {len(rows) - refused - wrong} right, {refused} refused, "
-        f"{wrong} wrong. Two tokens are a tie if their logits are nearer than {TIE:g} of the range. A token "
-        "may have other experts if transformers gives the same logits when its numbers are rounded to fp16. "
+        f"{len(rows)} small configurations with random weights: {len(rows) - refused - wrong} right, {refused} "
+        f"refused, {wrong} wrong. We compare {STEPS} greedy tokens in fp16 with Transformers in fp32 "
+        f"(`{command}`). Two tokens are a tie if their logits differ by less than {TIE:g} of the range. A "
+        "different expert is accepted if Transformers picks it too when its numbers are rounded to fp16. "
         "The error is the largest error of a logit, divided by the range.",
         "",
         "| configuration | chunks | text | error |",

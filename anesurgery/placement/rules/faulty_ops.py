@@ -88,7 +88,7 @@ def faulty_ops_on(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fa
 def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
     said = fault_words(fault, op, layer) if concerns(fault, target, format) else ""
     wrong = [n for n in target.chips if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}]
-    what = "ends the process" if fault.ends_process else "wrong"
+    what = "crashes" if fault.ends_process else "wrong"
     return f"{what} on {', '.join(wrong)}: {said}" if said else ""
 
 
@@ -99,7 +99,7 @@ def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bo
         return ""
     if not (words := fault_words(fault, op, layer)):
         return ""
-    what = "reported to end the process" if fault.ends_process else "reported wrong"
+    what = "reported to crash" if fault.ends_process else "reported wrong"
     chips = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
     other_format = "" if fault.runtime == format else f", by {fault.runtime}"
     return f"{what} {chips}{other_format}: {words}"

@@ -67,15 +67,16 @@ MEASUREMENTS = (
     ),
     Measurement(
         "vision transformers",
-        "SigLIP, on the engine as a whole before, gained 13 and 10 %; on the GPU it lost 16 and 34 %",
+        "SigLIP, which already ran on the engine, became 13 and 10 % faster; on the GPU it became 16 and 34 % "
+        "slower",
         "M4 Pro, macOS 26.5.1, and M5 Max, macOS 26.6",
         Grade.MEASURED,
         "erwinzhang7/coreml-compute-placement",
     ),
     Measurement(
-        "UNets of diffusion",
-        "that of Stable Diffusion 1.4 went from 1040 to 726 ms on the engine, and from 280 to 377 ms on the "
-        "GPU",
+        "diffusion UNets",
+        "the UNet of Stable Diffusion 1.4 went from 1040 to 726 ms on the engine, and from 280 to 377 ms on "
+        "the GPU",
         "M1 Max, macOS 13",
         Grade.REPORTED,
         "smpanaro/more-ane-transformers: NOTES.md (March 30, 2023)",

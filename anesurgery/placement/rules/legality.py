@@ -51,6 +51,8 @@ def indices_not_uint16(op: Operation, target: Target) -> str:
     return "" if _has_uint16_indices(op) else when.runtime_indices(op, target)
 
 
+ROWS_OUTSIDE = 'accept it, or look the rows up on the host: embedding_matmul(mode="input")'
+
 _reported = partial(Rule, grade=Grade.REPORTED)
 
 EMBEDDING = _reported(
@@ -60,8 +62,9 @@ EMBEDDING = _reported(
     ANEMLL,
     test=lambda op, target: when.lookup(op, target) if _has_uint16_indices(op) else "",
     scope=UNSIGNED,
-    advice="look the rows up on the host",
+    advice=ROWS_OUTSIDE,
     remedy="embedding_matmul",
+    remedy_for=when.remedy_for_lookup,
 )
 GATHER = _reported(
     "gather-uint16",
@@ -468,8 +471,9 @@ FORBIDDEN: tuple[Rule, ...] = (
         "gather",
         "a gather at indices of the run is refused",
         lookup_not_uint16,
-        advice="look the rows up on the host",
+        advice=ROWS_OUTSIDE,
         remedy="embedding_matmul",
+        remedy_for=when.remedy_for_lookup,
     ),
     _row(
         "gather-runtime",

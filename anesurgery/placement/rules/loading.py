@@ -1,6 +1,6 @@
 """Rules about loading: the OS release that a model's version needs, and loads that were reported to fail.
 
-A `LoadReport` describes one load that ended the process, hung, or failed. On its chips, OS and units it becomes
+A `LoadReport` describes one load that crashed, hung, or failed. On its chips, OS and units it becomes
 a claim; elsewhere a warning of a lower grade, since such a load may succeed on another chip. A claim that
 nothing loads has the kind "load", which `inspect` shows first. Unlike other tables, this one covers the GPU.
 """
@@ -334,9 +334,24 @@ def _varies(reduction: Operation) -> bool:
     return any(is_symbolic(reduction.x.shape[axis]) for axis in axes_of(reduction))
 
 
+PARTS = names("cast identity slice_by_index split squeeze")
+"""Ops between a list of places and the places along one axis."""
+
+
 def _places(ops: list[Operation]) -> str:
-    """Find ops that list the places of nonzero elements."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type == "non_zero"), "list* of places")
+    """Find places along one axis, with a length that depends on the input; a list of all places has two."""
+    found = []
+    for op in ops:
+        if (
+            op.op_type in ("squeeze", "slice_by_index")
+            and op.outputs[0].rank == 1
+            and is_symbolic(op.outputs[0].shape[0])
+        ):
+            listed = op.x
+            while (part := producer(listed, *PARTS)) is not None:
+                listed = part.x
+            found += [op.outputs[0].name] * (producer(listed, "non_zero") is not None)
+    return _counted(found, "list* of places along one axis")
 
 
 LEAST_SCALES = 1024
@@ -386,7 +401,7 @@ def _ends_in_reshape(value: Var) -> bool:
 REPORTS = (
     LoadReport(
         "refused-edge-pad",
-        "Core ML refuses a specification that mirrors or repeats edges along another axis than the last two "
+        "Core ML refuses a specification that mirrors or repeats edges along an axis other than the last two "
         '("Padding for more than two dimensions only supports `constant` mode")',
         source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; "
         "pytorch/executorch: issues 11708, 11709",
@@ -400,20 +415,20 @@ REPORTS = (
     ),
     LoadReport(
         "refused-number-output",
-        "an output that is a mean of everything, given an axis, failed in every prediction, on every unit: "
-        '"Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
+        "an output that is the mean of all elements, reshaped to one axis, failed in every prediction, on "
+        'every unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
         source="FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
         seen="macOS 14, the vocoder of Kokoro; the chip is not named",
         units=ALL,
         form=_raised_numbers,
-        advice="reduce over the axes that leave one of length 1, as mean(dim=(1, 2)), or leave the output away",
+        advice="take the mean so that an axis of length 1 stays, as in mean(dim=(1, 2)), or drop the output",
         systems=(("macOS", 14),),
         nothing_loads=True,
     ),
     LoadReport(
         "crash-vector-product",
         "a product of a vector and a batch of matrices has another shape in coremltools than on the device, "
-        "and the prediction ended the process",
+        "and the prediction crashed",
         source="apple/coremltools: issue 2263; microsoft/onnxruntime: pull request 21186",
         seen="a Mac that is not named, macOS 14",
         units=ALL,
@@ -424,21 +439,21 @@ REPORTS = (
     ),
     LoadReport(
         "abort-int8-gpu",
-        "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
+        "a model with weights of 8 bits crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU, the OS is not named; a decoder with such weights ran right with ALL and "
-        "with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
+        seen="M4, units with the GPU, the OS is not named; a decoder with 8-bit weights was right with ALL "
+        "and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
-        advice="ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
+        advice="ask for CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
         chips=("M4",),
         loaded_on=(("macOS", 26),),
         nothing_loads=True,
     ),
     LoadReport(
         "abort-palette-scale",
-        "palettes with a scale for each channel (enable_per_channel_scale) ended the process at load: an "
-        "assertion of MPSGraph",
+        "a model whose palettes have a scale for each channel (enable_per_channel_scale) crashed at load: "
+        "an assertion of MPSGraph",
         source="coremltools: pull request 2688",
         seen="M4, macOS 26.6.2",
         units=BOTH,
@@ -451,8 +466,8 @@ REPORTS = (
     ),
     LoadReport(
         "hang-nearest-pool",
-        "a super-resolution network (SAFM) never finished loading with the default units, and was quick with "
-        "CPU_AND_GPU",
+        "a super-resolution network (SAFM) never finished loading with the default units; with CPU_AND_GPU, "
+        "it loaded quickly",
         source="coremltools: issue 2367",
         seen="a Mac that is not named, macOS 15",
         units=ENGINE,
@@ -462,7 +477,7 @@ REPORTS = (
     ),
     LoadReport(
         "refused-cache-scatter",
-        "ANECCompile refused a scatter into a KV cache, of rank 4 too",
+        "ANECCompile refused a scatter into a KV cache, even into a cache of rank 4",
         source="FluidInference/mobius: pull request 67",
         seen="M5 Pro, macOS 26",
         units=ENGINE,
@@ -487,9 +502,9 @@ REPORTS = (
     ),
     LoadReport(
         "refused-state-write",
-        "the compiler of the engine failed where nothing read the write of a state, and with it the load of "
-        'the whole model ("functionName must be nil unless the model type is ML Program"); where the attention '
-        "read the writes it compiled",
+        "the compiler of the engine failed if no op read the result of a write to a state, and the whole "
+        'model failed to load ("functionName must be nil unless the model type is ML Program"); if the '
+        "attention read the result, it compiled",
         source="kasper0406/gemma-coreml-chat: global_cache_states.py",
         seen="M4 Pro, macOS 27, CPU_AND_NE and ALL",
         units=ENGINE,
@@ -502,7 +517,7 @@ REPORTS = (
     ),
     LoadReport(
         "refused-wide-attention",
-        'ANECCompile failed from the second fused attention with heads of 512 on ("live input tensor not used '
+        'ANECCompile failed for two or more fused attentions with heads of 512 ("live input tensor not used '
         'in network"), and all of the model ran on the CPU without an error',
         source="kasper0406/stablehlo-coreml: pull request 89",
         seen="a Mac that is not named, macOS 26.5 and 26.6",
@@ -514,8 +529,8 @@ REPORTS = (
     ),
     LoadReport(
         "abort-flat-attention",
-        "attention of three axes ended the process in the GPU back end at the first prediction (the text "
-        "encoders of older Stable Diffusion conversions)",
+        "attention on values of rank 3 crashed in the GPU back end at the first prediction (the text encoders "
+        "of older Stable Diffusion conversions)",
         source="MochiDiffusion/MochiDiffusion: issue 521",
         seen="a Mac that is not named, macOS 27.2, CPU_AND_GPU",
         units=GPU,
@@ -525,7 +540,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-turned-attention",
-        "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) ended the process in the "
+        "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) crashed in the "
         'GPU back end: "MLIR pass manager failed"',
         source="ultralytics/ultralytics: pull requests 24885, 25860",
         seen="M5 Pro, units with the GPU; macOS 26.6.1",
@@ -538,7 +553,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-recurrent-gpu",
-        "a recurrent network (the prosody of Kokoro) ended the process in the GPU back end at the second "
+        "a recurrent network (the prosody of Kokoro) crashed in the GPU back end at the second "
         'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
         source="FluidInference/FluidAudio: issue 667, pull requests 671, 818",
         seen="M5 Pro, macOS 26.5 and 26.6, units with the GPU",
@@ -551,20 +566,21 @@ REPORTS = (
     ),
     LoadReport(
         "refused-norm-scale",
-        "a layer norm over 1,024 values or more did not compile for the engine (ANECCompile) with its scale or "
-        "shift, of numbers that differ, between two reshapes; behind the second reshape it did, and on M5 both",
+        "a layer norm over 1,024 or more values did not compile for the engine (ANECCompile) if its scale or "
+        "shift, with elements that differ, was between two reshapes. After the second reshape, it compiled; "
+        "on the M5, both compiled",
         source="sbryngelson/ANEForge: issues 149, 162, pull request 201",
         seen="M1 Max and M2 Pro, macOS 26.5, through E5RT",
         units=ENGINE,
         form=_scaled_between_reshapes,
-        advice="multiply by the scale and add the shift behind the second reshape, or use layer_norm",
+        advice="multiply by the scale and add the shift after the second reshape, or use layer_norm",
         chips=("M1", "M2"),
         systems=(("macOS", 26),),
     ),
     LoadReport(
         "crash-masked-mean",
-        'a mean over tokens by a mask ended the process (SIGSEGV), or failed with "Data-dependent shapes were '
-        'disabled", where the length varies; at one length, and on the CPU, it ran',
+        'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", '
+        "if the length varies; with a fixed length, or on the CPU, it ran",
         source="apple/coremltools: issue 2825",
         seen="a device that is not named, coremltools 9, units with the GPU or the engine",
         units=BOTH,
@@ -590,13 +606,15 @@ REPORTS = (
     ),
     LoadReport(
         "crash-places",
-        "nonzero, and torch.where with one argument, ended the process",
-        source="pytorch/executorch: issue 17537",
+        "torch.where with one argument crashed: it lists the places along each axis, and a list of "
+        "integers with one axis crashed. nonzero, whose list has two axes, ran",
+        source="pytorch/executorch: issue 17537; 0xShug0/opdiff: reprod/executorch_crash_op_where_coreml.py",
         seen="Core ML through ExecuTorch; the device is not named",
         units=ALL,
         form=_places,
-        advice="keep a mask of fixed size, and list the places in the app",
+        advice="keep a mask of fixed size, and list the indices in the app",
         remedy="mask_to_select",
+        of_varying_sizes=True,
     ),
 )
 

@@ -187,15 +187,21 @@ def _new_odd_shape(op: Operation, var: Var) -> tuple[int, ...] | None:
     return None if shape[-1] in lengths else shape
 
 
+NOTICED = 1.05
+"""Stored bytes for each byte of a value from which padding is worth a word; a choice."""
+
+
 def _padding_words(shape: tuple[int, ...], var: Var) -> str:
+    """Return how much memory the padding of the last axis takes, in words; "" if it is next to none."""
     stored = _stored_bytes(shape, var)
     unit = ROW_UNIT // 2
     wide = math.ceil(shape[-1] / unit) * unit
     ratio = stored / max(size_of(var), 1)
-    more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "almost no extra memory"
+    if ratio < NOTICED:
+        return ""
     multiple = math.ceil(shape[-1] / SAFE_MULTIPLE) * SAFE_MULTIPLE
     return (
-        f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
+        f"the last axis of {shape_in_words(shape)} is stored as {wide}: {ratio:.3g} times the memory "
         f"({byte_words(stored)}); the next multiple of {SAFE_MULTIPLE} is {multiple}"
     )
 

@@ -219,18 +219,18 @@ def speed(count: int = 10_000) -> Table:
 
 HEAD = """# How often inspect is right
 
-`make placement` writes this page; nothing on it is typed.
+`make placement` writes this page. No number on it is typed by hand.
 
-* **Verdicts** are compared with what Core ML's own plan says of single ops and small graphs on an M4 (macOS
-  27.0.1; 751K/Apple-Neural-Engine-Microarchitecture-Study-M6). The rates of the estimates come from the same
-  cases, so that this score is in-sample.
-* **Estimates**: by which factor they are off at most, in-sample, and with the case itself left out. "Alone"
-  counts classes of one case, which nothing checks.
+* **Verdicts**: we compare `inspect` with Core ML's own plans for single ops and small graphs on an M4 (macOS
+  27.0.1; 751K/Apple-Neural-Engine-Microarchitecture-Study-M6). We fitted our cost model to the same cases, so
+  this score is in-sample.
+* **Estimates**: the largest factor by which an estimate is off, in-sample and held out. "Alone" counts
+  classes with a single case, which nothing can check.
 * **Zoo**: the share of ops on the ANE in whole models (M4 Pro, macOS 26.5.1;
   erwinzhang7/coreml-compute-placement).
 * **Corpus**: ops of public models for which `inspect` names no unit.
 
-Of other chips there are no such data here.
+We have no such data for other chips.
 """
 
 

@@ -261,7 +261,7 @@ class _Reason(NamedTuple):
 
 
 def _reasons(row: OpRow, uses_ane: bool) -> list[_Reason]:
-    """Return a reason for each finding that keeps an op off the engine, or what the verdict means without one."""
+    """Return a reason for each finding that keeps an op off the engine, or what no finding means."""
     return [_Reason(row, f, f.message) for f in _blocking(row)] or [
         _Reason(row, None, without_rule(row, uses_ane))
     ]

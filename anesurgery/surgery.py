@@ -64,7 +64,6 @@ from anesurgery.rewriting.edit_plan import Plan, Planned
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
 from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
-from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial
 
@@ -454,8 +453,7 @@ class _Job:
             # the edits before it are those of the steps as they are
             return self._as_asked()
         if is_unsuited and not chosen.plan.steps:
-            reasons = refusal_lines(chosen.plan.left_out)
-            raise SurgeryError("; ".join([f"{self.recipe.name} changed nothing: {misfits[0]}", *reasons]))
+            raise SurgeryError(f"{self.recipe.name} changed nothing: {misfits[0]}; auto is for any model")
         left = (*((self.recipe.name, why) for why in misfits), *chosen.plan.left_out)
         return replace(chosen, plan=replace(chosen.plan, left_out=left))
 

@@ -33,7 +33,10 @@ Texts = Annotated[
 
 
 @subcommand(
-    "compressing.compression:compress", waits="weights", names={"forms": "form", "max_bytes": "max_size"}
+    "compressing.compression:compress",
+    waits="weights",
+    screen=True,
+    names={"forms": "form", "max_bytes": "max_size"},
 )
 def compress(
     call: Call,
@@ -57,7 +60,10 @@ def compress(
     modes = tuple(against or ())
     if against is None and plot is not None:
         modes = USUAL_MODES
-    compression = call(model, inputs=inputs or _drawn(model, call["function"]), against=modes)
+    samples = inputs or _drawn(model, call["function"])
+    compression = call(model, inputs=samples, against=modes)
+    if not inputs and not call.silent:  # no earlier: a wrong option ends the call
+        _warn_of_random(samples[0])
     compression.save(out, overwrite=overwrite)
     if html is not None:
         compression.save_html(html)
@@ -71,18 +77,22 @@ DRAWN = 16
 
 
 def _drawn(model: str, function: str | None) -> list[Any]:
-    """Draw random inputs, with a warning that says how to give real ones."""
-    from anesurgery.errors import warn
+    """Draw random inputs."""
     from anesurgery.interpret import Predictor
 
     predictor = Predictor(model, function=function)
-    samples = [predictor.sample(seed) for seed in range(DRAWN)]
-    names = ", ".join(f"{name}=..." for name in samples[0])
+    return [predictor.sample(seed) for seed in range(DRAWN)]
+
+
+def _warn_of_random(sample: Any) -> None:
+    """Warn that samples were drawn, with how to give real ones."""
+    from anesurgery.errors import warn
+
+    names = ", ".join(f"{name}=..." for name in sample)
     warn(
         f"no --inputs: weights are corrected by {DRAWN} random samples, which say little about real ones; "
         f"save real ones, each with np.savez('1.npz', {names}), and give their folder as --inputs"
     )
-    return samples
 
 
 @subcommand("compressing.cache_codes:compress_cache")

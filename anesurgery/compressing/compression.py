@@ -52,7 +52,7 @@ from anesurgery.files.protobuf import version_of
 from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
-from anesurgery.interpret.predictor import Predictor, bound, check_ids
+from anesurgery.interpret.predictor import Predictor, bound
 from anesurgery.mil import Program, exclusive, function_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
@@ -432,7 +432,6 @@ def _find_function(given: MLProgram, samples: Sequence[Mapping[str, Any]], name:
             check_names(functions[name], values)
         else:
             bound(given.loaded, values, name)
-            check_ids(given.loaded, values, name)
     return name or None
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.doors import door
-from anesurgery.errors import DAMAGED, LoadError, missing
+from anesurgery.errors import DAMAGED, LoadError, damage, missing
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import (
     NETWORK,
@@ -44,7 +44,7 @@ from anesurgery.files.executorch_program import is_program, unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, is_archive, not_fetched, read_text, unpack
+from anesurgery.files.source import SourceFile, is_archive, not_fetched, read_json, unpack
 from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
@@ -260,6 +260,8 @@ def _what_folder_is(folder: Path) -> str:
     models = sorted(path.name for path in folder.glob("*.ml*"))
     if models:
         return f"is a folder of models; give one of them: {', '.join(models[:4])}"
+    if folder.suffix == ".mlpackage":
+        return "lacks its Manifest.json; copy the whole package again"
     return "is a folder without a Manifest.json; give the .mlpackage folder itself"
 
 
@@ -298,14 +300,13 @@ def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
     """Return the specification file and the weight folder that a manifest names."""
     file = package / "Manifest.json"
     try:
-        manifest = json.loads(read_text(file))
+        manifest = read_json(file)
         items = manifest["itemInfoEntries"]
         spec = items[manifest["rootModelIdentifier"]]["path"]
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
         paths = [PurePosixPath(path) for path in (spec, *folders[:1])]
     except (OSError, *DAMAGED) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
-        raise LoadError(f"{file} cannot be understood: {why}; copy the package again") from error
+        raise LoadError(f"{file} cannot be understood: {damage(error)}; copy the package again") from error
     for path in paths:
         if path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise LoadError(f"{file} names {str(path)!r}, which is outside the package; do not trust it")

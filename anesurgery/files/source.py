@@ -6,6 +6,7 @@ only model of a .zip file. `not_fetched` knows the pointers that Git LFS leaves 
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import re
@@ -15,6 +16,7 @@ import weakref
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from anesurgery.errors import LoadError
 
@@ -113,6 +115,23 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
         UnicodeDecodeError: it is not UTF-8 text.
     """
     return SourceFile(path).read(largest).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Return the plain data in a JSON file.
+
+    Raises:
+        LoadError: it is not a file, too large, or cannot be read.
+        ValueError: it holds something else; says what, without the words of Python's own readers.
+    """
+    try:
+        return json.loads(read_text(path))
+    except UnicodeDecodeError as error:
+        raise ValueError("it is no text in UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON (line {error.lineno}, column {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError("it is no JSON that can be read: it is nested too deeply") from error
 
 
 def system_failed(error: LoadError) -> bool:

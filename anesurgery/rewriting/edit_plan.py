@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from anesurgery.checking.exactness import Near
 from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
 from anesurgery.errors import DAMAGED, LoadError, Refusal
-from anesurgery.files.source import read_text
+from anesurgery.files.source import read_json
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
@@ -152,9 +151,9 @@ class Plan(Drawn):
         """
         place = Path(path).expanduser()
         try:
-            content = json.loads(read_text(place))
+            content = read_json(place)
         except (ValueError, RecursionError) as error:
-            raise LoadError(f"{place} is no plan, as it is no JSON: {error}; {AGAIN}") from error
+            raise LoadError(f"{place} is no plan, as {error}; {AGAIN}") from error
         try:
             return cls.from_json(content)
         except LoadError as error:

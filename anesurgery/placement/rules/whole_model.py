@@ -80,8 +80,8 @@ _OUT_OF_MEMORY = _large(
     "compile-memory",
     "at some shapes the compiler runs out of memory, though it can compile larger ones. With 1,024 keys, 128 "
     "queries failed, 130 ran in 83 ms, and 64 in 46 ms. With 2,048 keys, one query failed and 64 ran. "
-    "Elsewhere an attention with a state, of 128 queries over 1,024 keys, did not run on the engine, and one of "
-    "32 did",
+    "Elsewhere an attention with a state, of 128 queries over 1,024 keys, did not run on the engine, and "
+    "one of 32 did",
     "pytorch/executorch issue 8439; Anemll/Anemll issue 27, coremltools issue 2553",
     scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
     advice="take another number of tokens in one call (130 for 128), and load it on the device first",

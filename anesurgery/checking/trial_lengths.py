@@ -201,7 +201,7 @@ def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
         "a length that follows from others is compared": any(
             not d.free_symbols <= {*symbols} for d in use.compared
         ),
-        "the length looks up other constants": use.unlike,
+        "the length looks up other constants": use.other_tables,
         "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
     }
     return next((words for words, holds in reasons.items() if holds), "")

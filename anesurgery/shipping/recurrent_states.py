@@ -259,13 +259,14 @@ def convert_step(step: DecoderStep, *, half: bool = True) -> Any:
 
 
 class Stepping(torch.nn.Module):
-    """(ids, position, cache tensors) -> (logits, new cache tensors)."""
+    """A module whose cache tensors are inputs and outputs."""
 
     def __init__(self, step: DecoderStep) -> None:
         super().__init__()
         self.model, self.step = step.module, step
 
     def forward(self, ids: Any, *given: Any) -> tuple[Any, ...]:
+        """Return (logits, new cache tensors) of (ids, position, cache tensors)."""
         position, tensors = (given[0], given[1:]) if self.step.counts else (None, given)
         cache = self.step.filled(position, tensors)
         logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}).logits

@@ -35,13 +35,8 @@ class Grade(IntEnum):
         return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
 
 
-REQUIRED = {
-    "checked": Grade.NUMBERS,
-    "exhaustive": Grade.EXHAUSTIVE,
-    "proved": Grade.PROVED,
-    "bits": Grade.BITS,
-}
-"""The values of `require=`."""
+REQUIRED = dict(zip(("checked", "exhaustive", "proved", "bits"), Grade, strict=True))
+"""The values of `require=`; "bits" is short for bit for bit."""
 
 
 @dataclass(frozen=True)

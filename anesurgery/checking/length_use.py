@@ -69,7 +69,6 @@ from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
 
 # Not safe to forget: what is missing here counts for less than it is, and a proof may be wrong.
-
 CONVOLUTIONS = names("conv conv_transpose")
 """Ops whose kernels reach over several places."""
 SHAPE_OPS = names("shape fill_like")
@@ -88,7 +87,6 @@ STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_fa
 """Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
 
 # Safe to forget: an op that is missing here makes numbers, and scales them; a parameter holds constants to try.
-
 WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
 """Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
 LOCAL_OPS = CONVOLUTIONS | names(

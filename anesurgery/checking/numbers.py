@@ -573,11 +573,10 @@ def _is_broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
         pairs = sides.run(numbers)
     except SurgeryError:
         return False
-    tolerance = promise.tolerance
     finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
     undefined = [nan_mask(old) if finite else None for old, _ in pairs]
     parts = measured(sides, numbers, pairs, undefined, promise)
-    return any(part.max_abs > 0 and (tolerance.is_exact or part.max_rel > tolerance.rtol) for part in parts)
+    return any(not promise.tolerance.allows(part.max_abs, part.max_rel) for part in parts)
 
 
 def _with_more_zeros(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:

@@ -603,7 +603,7 @@ class _Job:
         assume = {n: ends for c in surgery.changes for n, ends in c.assumes.items()} | dict(session.assume)
         used = {change.pass_name for change in surgery.changes}
         parts = [part for step in surgery.steps for part in step.parts() if part.name in used]
-        exact = gate > -math.inf and all(part.tolerance.rtol == 0 for part in parts)
+        exact = gate > -math.inf and all(part.tolerance.is_exact for part in parts)
         prove, started = self.prove == "both" and not lossy, time.perf_counter()
         how = Comparing(surgery.contract, gate, exact, prove, assume, session.seed)
         with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=self.quiet or None, leave=False):

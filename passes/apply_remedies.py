@@ -130,14 +130,14 @@ class ApplyRemedies(Searching):
     def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
         """What was gained, what was not kept, what keeps ops off the ANE still, and what is wrong still."""
         refusals = [
-            *search.results.rejected.values(),
+            *search.results.remedies_rejected.values(),
             *_refused(search, end),
             *_still_off(search.before_remedies, end),
             *(("apply_remedies", Refusal(words)) for words in findings_in_words.unrepaired(end.findings)),
         ]
         stay = {
             steps: gain
-            for steps, gain in search.results.gains.items()
+            for steps, gain in search.results.remedy_gains.items()
             if all(step in end.steps for step in steps)
         }
         kept = [f"kept {' and then '.join(map(str, steps))}: {gain}" for steps, gain in stay.items()]
@@ -163,7 +163,7 @@ def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
     stay = {row.name for part in search.before_remedies.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
-    for op, (step_name, refusal) in search.results.refused.items():
+    for op, (step_name, refusal) in search.results.remedies_refused.items():
         if op in stay and step_name not in ran:
             yield step_name, refusal
 

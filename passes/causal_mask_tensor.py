@@ -92,18 +92,20 @@ class CausalMaskTensor(Rewrite):
         parts = masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
-        zeroes_first = bool(parts.free) and not masks.is_sum(chain)  # are masked scores multiplied by 0 first?
+        zeroes_first = bool(parts.dynamic_terms) and not masks.is_sum(
+            chain
+        )  # are masked scores multiplied by 0 first?
         if parts.keep.all() or self.is_written(chain, parts, zeroes_first):
             return an.NO_MATCH
         if zeroes_first and parts.conditions:
-            (condition, _), term = parts.conditions[0], parts.free[0]
+            (condition, _), term = parts.conditions[0], parts.dynamic_terms[0]
             return Refusal(f"%{term.name} is added after %{condition.name} has replaced scores", m.root)
         if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         most = an.intervals.masked_up_to(self.fill)
         limits = an.intervals.score_limits(m.root, chain.scores, most)
         if not zeroes_first:  # a large term that is added would make masked scores visible again
-            limits |= {term: UpperLimit(most) for term in parts.free}
+            limits |= {term: UpperLimit(most) for term in parts.dynamic_terms}
         return m.bind(scores=chain.scores, chain=chain, parts=parts, zeroes_first=zeroes_first, limits=limits)
 
     def is_constant(self, chain: attention.Chain) -> bool:
@@ -122,14 +124,14 @@ class CausalMaskTensor(Rewrite):
 
     def is_written(self, chain: attention.Chain, parts: masks.Parts, zeroes_first: bool) -> bool:
         """Is the mask what `rewrite` makes already?"""
-        op_types = ["mul"] * zeroes_first + ["add"] * (1 + len(parts.biases)) if chain.ops else []
+        op_types = ["mul"] * zeroes_first + ["add"] * (1 + len(parts.static_terms)) if chain.ops else []
         dtype = an.np_dtype(chain.scores)
         if [op.op_type for op in chain.ops] != op_types or an.np_dtype(chain.masks[0]) != dtype:
             return False
         if zeroes_first and not np.array_equal(an.constant(chain.masks[0]), parts.keep):
             return False
         total: Var | None = chain.masks[1 if zeroes_first else 0]
-        for op_type in ["add"] * len(parts.free) + ["minimum"] * len(parts.conditions):
+        for op_type in ["add"] * len(parts.dynamic_terms) + ["minimum"] * len(parts.conditions):
             op = an.producer(total, op_type)
             total = None if op is None else op.x
         value = an.constant(total)
@@ -144,7 +146,7 @@ class CausalMaskTensor(Rewrite):
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw conditions and terms under which each row keeps a position; give the mask for its own input."""
         shape = drawn_shape(var)
-        if var in m.parts.free and not m.zeroes_first:
+        if var in m.parts.dynamic_terms and not m.zeroes_first:
             return self.sample_term(m, var, rng)
         for condition, wanted in m.parts.conditions:
             if var is condition:
@@ -181,7 +183,7 @@ class CausalMaskTensor(Rewrite):
             key = ("kept_scores", _digest(parts.keep), parts.keep.shape, dtype.name)
             x = mb.mul(x=x, y=mb.shared(key, lambda: parts.keep.astype(dtype), "kept_scores"))
         x = mb.add(x=x, y=total)
-        for bias in parts.biases:
+        for bias in parts.static_terms:
             x = mb.add(x=x, y=small_builds.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
             x = _copy_of_tail_op(mb, op, x)
@@ -197,19 +199,19 @@ class CausalMaskTensor(Rewrite):
             mask = mb.shared_value(key, [entry], lambda inner: small_builds.as_dtype(inner, entry, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
-        if not (parts.conditions or parts.free):
+        if not (parts.conditions or parts.dynamic_terms):
             return mask
-        reads = [mask, *(v for v, _ in parts.conditions), *parts.free]
+        reads = [mask, *(v for v, _ in parts.conditions), *parts.dynamic_terms]
 
         def build(mb: Builder) -> Var:
             masked = mask
             for condition, wanted in parts.conditions:
                 masked = mb.minimum(x=masked, y=self.masked_unless(mb, condition, wanted, dtype))
-            for term in parts.free:
+            for term in parts.dynamic_terms:
                 masked = mb.add(x=masked, y=small_builds.as_dtype(mb, term, dtype))
             return masked
 
-        return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
+        return mb.shared_value((*key, *parts.conditions, *parts.dynamic_terms), reads, build)
 
     def masked_unless(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """Build 0 where a condition is as wanted, and the fill elsewhere."""

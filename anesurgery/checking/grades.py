@@ -35,13 +35,8 @@ class Grade(IntEnum):
         return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
 
 
-REQUIRED = {
-    "checked": Grade.NUMBERS,
-    "exhaustive": Grade.EXHAUSTIVE,
-    "proved": Grade.PROVED,
-    "bits": Grade.BITS,
-}
-"""The values of `require=`."""
+REQUIRED = dict(zip(("checked", "exhaustive", "proved", "bits"), Grade, strict=True))
+"""The values of `require=`; "bits" is short for bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,16 @@ class Tolerance:
             raise SurgeryError(f"Tolerance: rtol={self.rtol:g}; a difference is 0 or more")
 
     def __str__(self) -> str:
-        return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"
+        return "bit-exact" if self.is_exact else f"within {self.rtol:g} of the largest value"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether results must be equal bit for bit."""
+        return self.rtol == 0
+
+    def allows(self, max_abs: float, max_rel: float) -> bool:
+        """Return whether a largest difference, absolute and as a share of the largest value, is within it."""
+        return max_abs == 0 if self.is_exact else max_rel <= self.rtol
 
 
 EXACT = Tolerance()
@@ -161,7 +165,7 @@ class SiteCheck:
 
     def within(self, tolerance: Tolerance) -> bool:
         """Return whether the difference is within a tolerance."""
-        return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
+        return tolerance.allows(self.max_abs, self.max_rel)
 
 
 def length_words(lengths: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ constants, and of these with the constants that are added. No lengths that decid
 
 * *scaled*: numbers are multiplied or divided before they are compared; a length plus itself is twice as long;
 * *joint*: several lengths are compared with each other;
-* *unlike*: one length looks up one row of a table that the other side has not.
+* *other tables*: one length looks up one row of a table that the other side has not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.checking.lengths import sizes_of
+from anesurgery.checking.lengths import LONGEST_DRAWN, sizes_of
 from anesurgery.mil import (
     Array,
     Operation,
@@ -68,53 +68,53 @@ from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
 
-WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
-"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
+# Not safe to forget: what is missing here counts for less than it is, and a proof may be wrong.
 CONVOLUTIONS = names("conv conv_transpose")
-LOCAL_OPS = CONVOLUTIONS | names(
-    "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape"
-)
-LOCAL_OPS |= names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle")
-"""Ops whose constants say which places along an axis they read or make."""
-STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
-"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
-AXIS_PARAMETERS = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
-"""Parameters of integers that no place along an axis meets."""
+"""Ops whose kernels reach over several places."""
 SHAPE_OPS = names("shape fill_like")
 """Ops that make numbers, or constants, of a shape alone."""
-SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
-"""Ops through which lengths go from a shape to a reshape."""
-ADDING_OPS = SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS
-ADDING_OPS |= names(
-    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs"
-)
-ADDING_OPS |= names("band_part one_hot reverse gather_along_axis gather_nd pad")
-"""Ops whose constants are at most added to the lengths that are in their results."""
 SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
 """Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
-PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
-"""Ops with a parameter that has a number, or two, for each axis."""
-ANGLE_OPS = names("cos sin")
-"""Ops of whose results nothing tells a length."""
-SMOOTH_OPS = ANGLE_OPS | names(
-    "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze"
-)
-SMOOTH_OPS |= names("matmul linear")
-"""Ops that do the same whatever number they read."""
 TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
 """Ops that turn where a number that they read meets another one."""
 OFFSET_OPS = names("add sub range_1d")
 """Ops whose constants are added to a number."""
+PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis."""
 TABLE_OPS = LOOKUPS | PER_AXIS_OPS
 """Ops that look up numbers of their parameter `x`."""
+STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
+"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
+
+# Safe to forget: an op that is missing here makes numbers, and scales them; a parameter holds constants to try.
+WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
+"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
+LOCAL_OPS = CONVOLUTIONS | names(
+    "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape "
+    "depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"
+)
+"""Ops whose constants say which places along an axis they read or make."""
+SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
+"""Ops through which lengths go from a shape to a reshape."""
+ADDING_OPS = (SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS) | names(
+    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs "
+    "band_part one_hot reverse gather_along_axis gather_nd pad"
+)
+"""Ops whose constants are at most added to the lengths that are in their results."""
+ANGLE_OPS = names("cos sin")
+"""Ops of whose results nothing tells a length."""
+SMOOTH_OPS = ANGLE_OPS | names(
+    "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze matmul linear"
+)
+"""Ops that do the same whatever number they read."""
+AXIS_PARAMETERS = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
+"""Parameters of integers that no place along an axis meets."""
 COUNT_PARAMETERS = names("shape size end")
 """Parameters by which a length says how many, not which ones."""
 WEIGHT_PARAMETERS = names(
     "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
 )
 """Parameters whose numbers no place and no length meets."""
-LARGEST_LENGTH = 1 << 24
-"""Numbers from this on are not lengths: no axis has 16 million elements."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
 
@@ -122,10 +122,10 @@ SMALL_CONSTANT = 64
 class Use(IntEnum):
     """How a length is used, from the least to the most."""
 
-    ALIKE = 0
-    LOCAL = 1
-    NUMBERS = 2
-    SCALED = 3
+    ALIKE = 0  # in one way at every length
+    LOCAL = 1  # constants name places along the axis
+    NUMBERS = 2  # numbers are made of it, and constants may be added
+    SCALED = 3  # such numbers are multiplied or divided
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class LengthUse:
     """Whether several lengths are compared with each other."""
     compared: tuple[Any, ...] = ()
     """The sizes whose numbers are compared."""
-    unlike: bool = False
+    other_tables: bool = False
     """Whether one side looks up a row of a table by length that the other side does not have."""
 
 
@@ -178,18 +178,19 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     numbers = _numbers_from_lengths(computed)
     if numbers and _only_shapes(computed, numbers, results):
         computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
-    unlike_ops = [op for op in computed if not _is_alike(op)]
-    if not unlike_ops:
+    other_ops = [op for op in computed if not _is_alike(op)]
+    if not other_ops:
         return LengthUse()
-    kind = max(map(_use_of_op, unlike_ops))
-    kind = Use.SCALED if any(_scales(op, numbers) for op in computed) else kind
-    constants = {op: _constants(op) for op in (unlike_ops if kind is Use.LOCAL else computed)}
-    period = math.lcm(*(math.prod(_period(op) for op in ops if op in unlike_ops) for ops in by_side))
-    used = [v for op in unlike_ops for v in (*reads(op), *op.outputs)]
+    scales = any(_scales(op, numbers) for op in computed)
+    kind = Use.SCALED if scales else max(map(_use_of_op, other_ops))
+    constants = {op: _constants(op) for op in (other_ops if kind is Use.LOCAL else computed)}
+    period = math.lcm(*(math.prod(_period(op) for op in ops if op in other_ops) for ops in by_side))
+    used = [v for op in other_ops for v in (*reads(op), *op.outputs)]
     compared = [_compared_sizes(op, numbers) for op in computed]
     offsets = [
         Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in by_side
     ]
+    # one place after all strides is `period` places of the axis, so the reach grows with it
     return LengthUse(
         kind=kind,
         constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
@@ -200,7 +201,7 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
         offsets=tuple(functools.reduce(operator.or_, offsets).elements()),
         joint=any(len(sizes) > 1 for sizes in compared),
         compared=tuple({d: None for sizes in compared for d in sizes}),
-        unlike=_has_unlike_tables(by_side, numbers),
+        other_tables=_has_other_tables(by_side, numbers),
     )
 
 
@@ -215,18 +216,20 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
     numbers: LengthNumbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
-        counts = bool(read) and op.op_type in SHAPE_OPS and any_symbolic(sizes_of(read[0]))
-        counts = counts or _sums_counts(op)
+        of_shape = op.op_type in SHAPE_OPS and any(any_symbolic(sizes_of(v)) for v in read[:1])
+        counts = of_shape or _sums_counts(op)
         if op.op_type in ANGLE_OPS or not (counts or (read and all(v in numbers for v in read))):
             continue
         if op.op_type in COMPARISONS | LOGICAL:
             numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(False, {}))
             continue
         times = _times_contained(op, read, numbers, counts=counts)
-        has_stride = op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
-        scaled = has_stride or op.op_type not in ADDING_OPS
-        scaled = scaled or any(v in numbers and numbers[v].scaled for v in read)
-        scaled = scaled or any(max(-low, high) > 1 for low, high in times.values())
+        scaled = (
+            op.op_type not in ADDING_OPS
+            or (op.op_type == "range_1d" and constant(op.step) not in (1, 1.0))
+            or any(v in numbers and numbers[v].scaled for v in read)
+            or any(max(-low, high) > 1 for low, high in times.values())
+        )
         numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(scaled, times))
     return numbers
 
@@ -234,7 +237,10 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
 def _times_contained(
     op: Operation, read: Sequence[Var], numbers: LengthNumbers, *, counts: bool
 ) -> Mapping[Any, tuple[float, float]]:
-    """Return how often each size is contained in what an op computes from numbers: (at least, at most)."""
+    """Return how often each size is contained in what an op computes from numbers: (at least, at most).
+
+    The sum of a length s and s - 1 contains s twice: {s: (2, 2)}.
+    """
     symbolic = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
     if symbolic and op.outputs[0].rank == 0 and symbolic[0].is_Symbol:
         return {symbolic[0]: (1, 1)}
@@ -243,10 +249,11 @@ def _times_contained(
     operand_times: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
     sizes = {d for times in operand_times.values() for d in times}
     x, y = (operand_times.get(op.inputs.get(name), {}) for name in ("x", "y"))
-    if op.op_type == "add":
-        return {d: tuple(np.add(x.get(d, (0, 0)), y.get(d, (0, 0))).tolist()) for d in sizes}
-    if op.op_type == "sub":  # the least of x - y takes the most of y
-        return {d: tuple(np.subtract(x.get(d, (0, 0)), y.get(d, (0, 0))[::-1]).tolist()) for d in sizes}
+    if op.op_type == "sub":  # x - y is x + (-y)
+        y = {d: (-most, -least) for d, (least, most) in y.items()}
+    if op.op_type in ("add", "sub"):
+        pairs = {d: (x.get(d, (0, 0)), y.get(d, (0, 0))) for d in sizes}
+        return {d: (low_x + low_y, high_x + high_y) for d, ((low_x, high_x), (low_y, high_y)) in pairs.items()}
     ends = {d: [0, *(end for times in operand_times.values() for end in times.get(d, ()))] for d in sizes}
     return {d: (min(of_size), max(of_size)) for d, of_size in ends.items()}
 
@@ -271,7 +278,7 @@ def _compared_sizes(op: Operation, numbers: LengthNumbers) -> set[Any]:
     return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
 
 
-def _has_unlike_tables(sides: Sequence[Sequence[Operation]], numbers: LengthNumbers) -> bool:
+def _has_other_tables(sides: Sequence[Sequence[Operation]], numbers: LengthNumbers) -> bool:
     """Return whether only one side has tables, or other large constants, that a single number looks up."""
     tables = [
         {
@@ -292,7 +299,7 @@ def _has_unlike_tables(sides: Sequence[Sequence[Operation]], numbers: LengthNumb
 
 
 def _scales(op: Operation, numbers: LengthNumbers) -> bool:
-    """Return whether an op compares, rounds or divides to integers what was multiplied or divided."""
+    """Return whether an op compares or rounds what was multiplied or divided, or divides to integers at all."""
     read = [v for v in reads(op) if v in numbers]
     if read and op.op_type in ("floor_div", "mod"):
         return True
@@ -424,16 +431,15 @@ def _constants(op: Operation) -> list[int]:
     """Return the integers of an op that a place, or a number made of a length, may meet."""
     integers: list[Any] = []
     for inner in (op, *nested_ops(op)):
+        if inner.op_type in CONVOLUTIONS:
+            integers += _kernel_reach(inner)
         for name, var in operands(inner):
-            if name in AXIS_PARAMETERS or name in WEIGHT_PARAMETERS:
-                if inner.op_type in CONVOLUTIONS and name == "weight":
-                    integers += _kernel_reach(inner)
-            elif not is_stored(var):
-                if inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner)):
-                    integers += sizes_of(var)
-            elif (value := constant(var)) is not None and not isinstance(value, str):
+            if name in AXIS_PARAMETERS | WEIGHT_PARAMETERS:
+                continue
+            stored = is_stored(var)
+            if stored and (value := constant(var)) is not None and not isinstance(value, str):
                 integers += _whole_numbers(inner, np.asarray(value))
-            else:
+            elif stored or inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner)):
                 integers += sizes_of(var)
     return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
 
@@ -459,5 +465,5 @@ def _whole_numbers(op: Operation, numbers: Array) -> list[int]:
     if op.op_type in PER_AXIS_OPS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
         per_axis = len(numbers) // op.x.rank
         numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // per_axis])])
-    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LARGEST_LENGTH]
+    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LONGEST_DRAWN]  # no axis is longer
     return lengths + [int(n) for n in kept if n == int(n)]

@@ -173,8 +173,7 @@ class Difference:
 
     def within(self, promise: Promise) -> bool:
         """Return whether the promise is kept."""
-        rtol = promise.tolerance.rtol
-        return self.max_abs == 0 if rtol == 0 else self.max_rel <= rtol
+        return promise.tolerance.allows(self.max_abs, self.max_rel)
 
     def add(self, parts: Sequence[Apart], numbers: Numbers) -> None:
         """Add one more round."""
@@ -219,17 +218,17 @@ def compare_numbers(
             at = tried[kind] * max(map(np.size, plain.values()), default=0)
             numbers |= {v: as_tensor(x) for v, x in combine(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
-        if promise.tolerance.rtol and kind != "nonfinite" and _overflows(pairs):
+        if not promise.tolerance.is_exact and kind != "nonfinite" and overflows(pairs):
             numbers = _without_overflows(numbers, pairs)
             pairs = sides.run(numbers)
-        undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
+        undefined = [nan_mask(old) for old, _ in pairs]
         if kind == "nonfinite":
             finite = {v: _without_nonfinite(t) for v, t in numbers.items()}
             if all(t is numbers[v] for v, t in finite.items()):
                 tried[kind] += 1  # none can occur here
                 continue
-            undefined = [torch.isnan(o) if o.is_floating_point() else None for o, _ in sides.run(finite)]
-        elif promise.tolerance.rtol and _overflows(pairs):
+            undefined = [nan_mask(old) for old, _ in sides.run(finite)]
+        elif not promise.tolerance.is_exact and overflows(pairs):
             continue  # a sum in another order may overflow elsewhere
         tried[kind] += 1
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
@@ -240,7 +239,12 @@ def compare_numbers(
     return worst
 
 
-def _overflows(pairs: Pairs) -> bool:
+def nan_mask(old: torch.Tensor) -> torch.Tensor | None:
+    """Return where an old value is NaN; None for integers."""
+    return torch.isnan(old) if old.is_floating_point() else None
+
+
+def overflows(pairs: Pairs) -> bool:
     """Return whether an old value is infinite."""
     return any(bool(torch.isinf(old).any()) for old, _ in pairs)
 
@@ -298,7 +302,7 @@ def measured(
     """Return how far apart both sides are; beyond the tolerance, fp64 shows whether that is rounding."""
     parts = _differences(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
-    if rtol == 0 or any(math.isinf(p.max_abs) for p in parts):
+    if promise.tolerance.is_exact or any(math.isinf(p.max_abs) for p in parts):
         return parts
     try:
         if sides.rounds_sums and any(p.max_rel > rtol for p in parts):
@@ -569,11 +573,10 @@ def _is_broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
         pairs = sides.run(numbers)
     except SurgeryError:
         return False
-    rtol = promise.tolerance.rtol
     finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
-    undefined = [torch.isnan(old) if finite and old.is_floating_point() else None for old, _ in pairs]
+    undefined = [nan_mask(old) if finite else None for old, _ in pairs]
     parts = measured(sides, numbers, pairs, undefined, promise)
-    return any(part.max_abs > 0 and (rtol == 0 or part.max_rel > rtol) for part in parts)
+    return any(not promise.tolerance.allows(part.max_abs, part.max_rel) for part in parts)
 
 
 def _with_more_zeros(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:

@@ -50,6 +50,8 @@ from anesurgery.checking.numbers import (
     difference,
     drawn_numbers,
     measured,
+    nan_mask,
+    overflows,
     rows_read,
     shrunk,
     written,
@@ -88,7 +90,7 @@ def _compare_all(sides: BothSides, combinations: Iterator[dict[Var, Array]], pro
     for arrays in combinations:
         numbers: Numbers = {var: as_tensor(values) for var, values in arrays.items()}
         parts = [
-            difference(old, new, _nan_mask(old), finite_only=not promise.tolerates_nonfinite)
+            difference(old, new, nan_mask(old), finite_only=not promise.tolerates_nonfinite)
             for old, new in sides.run(numbers)
         ]
         worst.add(parts, numbers)
@@ -142,7 +144,7 @@ def _aim(
 ) -> None:
     """Run with numbers set to each constant of both sides, where that costs little; add to `worst`."""
     cost, numbers_read = sides.numbers_read, 0
-    for values in aimed(sides.drawn, drawing, targets(sides.ops), rng, apart=promise.tolerance.rtol > 0):
+    for values in aimed(sides.drawn, drawing, targets(sides.ops), rng, apart=not promise.tolerance.is_exact):
         numbers_read += cost
         if numbers_read > MOST_SWEPT:
             worst.untried = (*worst.untried, "each constant")
@@ -156,13 +158,9 @@ def _aim(
 def _add_round(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promise) -> None:
     """Add one more round to `worst`, unless the old side overflows and the pass promises only a tolerance."""
     pairs = sides.run(numbers)
-    if promise.tolerance.rtol and any(bool(torch.isinf(old).any()) for old, _ in pairs):
+    if not promise.tolerance.is_exact and overflows(pairs):
         return  # a sum in another order may overflow elsewhere
-    worst.add(measured(sides, numbers, pairs, [_nan_mask(old) for old, _ in pairs], promise), numbers)
-
-
-def _nan_mask(old: torch.Tensor) -> torch.Tensor | None:
-    return torch.isnan(old) if old.is_floating_point() else None
+    worst.add(measured(sides, numbers, pairs, [nan_mask(old) for old, _ in pairs], promise), numbers)
 
 
 # -- fp16 -------------------------------------------------------------------------------------------------
@@ -172,10 +170,12 @@ def _nan_mask(old: torch.Tensor) -> torch.Tensor | None:
 # underflows. Such a magnitude is a precondition of the edit, which its report names. But a new side that loses
 # digits of ordinary numbers, where the old side keeps them, is wrong.
 
-ORDINARY, BOTH_SIGNS, ONE_SIGN, ALIKE = 1.0, (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
-"""The magnitude at which no digits may be lost; and between which shares of a magnitude numbers are drawn."""
+ORDINARY_MAGNITUDE = 1.0
+"""The magnitude at which no digits may be lost."""
+BOTH_SIGNS, ONE_SIGN, NEARLY_EQUAL = (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
+"""Between which shares of a magnitude numbers are drawn."""
 TRIED = (
-    *((ORDINARY, ends) for ends in (BOTH_SIGNS, ONE_SIGN, ALIKE)),
+    *((ORDINARY_MAGNITUDE, ends) for ends in (BOTH_SIGNS, ONE_SIGN, NEARLY_EQUAL)),
     *((64.0, ends) for ends in (ONE_SIGN, BOTH_SIGNS)),
     (250.0, BOTH_SIGNS),  # fp16 holds squares of such numbers, and not of their differences
     (1024.0, ONE_SIGN),
@@ -220,9 +220,9 @@ def _fp16_behavior(sides: BothSides, drawing: Drawing, seed: int, promise: Promi
         return behavior
     as_stored = replace(sides, precision="fp16")
     for magnitude, ends in TRIED:
-        if magnitude < ORDINARY and behavior.underflow > 0:
+        if magnitude < ORDINARY_MAGNITUDE and behavior.underflow > 0:
             continue  # the first of the small magnitudes is the largest
-        if magnitude >= ORDINARY and math.isfinite(behavior.overflow):
+        if magnitude >= ORDINARY_MAGNITUDE and math.isfinite(behavior.overflow):
             continue
         numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
         most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
@@ -241,14 +241,14 @@ def _after_run(
 ) -> _Fp16Behavior:
     """Return the behavior with what one more run shows."""
     pairs = sides.run(numbers)
-    if magnitude < ORDINARY:
+    if magnitude < ORDINARY_MAGNITUDE:
         underflows = any(_loses_most_digits(old, new) for old, new in pairs)
         return replace(behavior, underflow=magnitude if underflows else 0.0)
     if any(_only_new_overflows(old, new) for old, new in pairs):
         return replace(behavior, overflow=magnitude)
     if behavior.loses_digits_at or not (error := _error_of_new_side(sides, numbers, pairs, promise)):
         return behavior
-    if magnitude > ORDINARY:
+    if magnitude > ORDINARY_MAGNITUDE:
         return replace(behavior, loses_digits_at=magnitude)
     return replace(behavior, loses_digits_at=magnitude, error_on_ordinary=error, numbers=numbers, pairs=pairs)
 
@@ -260,7 +260,7 @@ def _error_of_new_side(sides: BothSides, numbers: Numbers, pairs: Pairs, promise
     """
     least = max(promise.tolerance.rtol, SLACK * fp16.HALF_STEP)
     differing = [i for i, (old, new) in enumerate(pairs) if _relative_error(old, new) > least]
-    if not differing or promise.tolerance.rtol == 0:
+    if not differing or promise.tolerance.is_exact:
         return 0.0
     exact = sides.evaluators(Double())[0](numbers)
     draws = sides.spread(numbers, fp16.HALF_STEP)
@@ -313,6 +313,17 @@ def _relative_error(exact: torch.Tensor, value: torch.Tensor) -> float:
 # -- the check of an edit ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Request:
+    """An edit to check, and how."""
+
+    site: Site
+    sample: Sampler
+    seed: int
+    promise: Promise
+    declared: Declared
+
+
 def check_site(
     replaced: Sequence[tuple[Var, Var]],
     new_ops: Sequence[Operation],
@@ -339,55 +350,47 @@ def check_site(
     if len(site.old_ops) > LARGEST_SITE:
         return Refusal(f"depends on {len(site.old_ops)} ops")
     memo = {} if memo is None else memo
-    proof = _proof_for_any_weights(site, seed, promise, memo)
+    request = _Request(site, sample, seed, promise, declared)
+    proof = _proof_for_any_weights(request, memo)
     if isinstance(proof, SiteCheck):
         return proof
-    result = _memoized_check(site, sample, seed, promise, declared, memo)
+    result = _memoized_check(request, memo)
     if isinstance(result, SiteCheck) and result.ranged and (violation := range_violation(site, seed)):
         return replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
     return result
 
 
-def _memoized_check(
-    site: Site,
-    sample: Sampler,
-    seed: int,
-    promise: Promise,
-    declared: Declared,
-    memo: dict[Hashable, SiteCheck | Refusal],
-) -> SiteCheck | Refusal:
+def _memoized_check(request: _Request, memo: dict[Hashable, SiteCheck | Refusal]) -> SiteCheck | Refusal:
     """Return the check of the edit, or that of an earlier edit that is the same computation."""
+    site, promise = request.site, request.promise
     limits = tuple((type(limit), limit) for limit in map(promise.limits.get, site.drawn))
-    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _input_facts(site, sample, declared), limits)
+    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _input_facts(request), limits)
     if key not in memo:
         try:
             with _freeing_memory(site):
-                memo[key] = _check_on_fewer_rows(site, sample, seed, promise) or _check_at_all_lengths(
-                    site, sample, seed, promise, declared
-                )
+                memo[key] = _check_on_fewer_rows(request) or _check_at_all_lengths(request)
         except Refused as reason:
             return Refusal(str(reason))
     return memo[key]
 
 
-def _check_on_fewer_rows(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | None:
+def _check_on_fewer_rows(request: _Request) -> SiteCheck | None:
     """Check a large site on fewer rows, where these stand for all; None where that does not pass.
 
     Integers keep all their rows, since each is another position in a table. So do values that the pass samples.
     """
-    rng = np.random.default_rng(seed)
-    whole = {v for v in site.drawn if np_dtype(v).kind != "f" or sample(v, rng) is not None}
+    site, rng = request.site, np.random.default_rng(request.seed)
+    whole = {v for v in site.drawn if np_dtype(v).kind != "f" or request.sample(v, rng) is not None}
     with on_fewer_rows(site, whole) as cut, suppress(InterpretError, Refused):
-        result = _check_at_all_lengths(site, sample, seed, promise, NOTHING) if cut else None
-        if isinstance(result, SiteCheck) and result.within(promise.tolerance):
+        result = _check_at_all_lengths(replace(request, declared=NOTHING)) if cut else None
+        if isinstance(result, SiteCheck) and result.within(request.promise.tolerance):
             return result
     return None
 
 
-def _proof_for_any_weights(
-    site: Site, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
-) -> SiteCheck | Refusal:
+def _proof_for_any_weights(request: _Request, memo: dict[Hashable, SiteCheck | Refusal]) -> SiteCheck | Refusal:
     """Return the proof of the same edit with any weights, or why there is none."""
+    site, seed = request.site, request.seed
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
     if not 0 < stand_ins.size <= MOST or symbols_of(site.drawn):
         return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
@@ -401,7 +404,7 @@ def _proof_for_any_weights(
     key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
     if key not in memo:
         with _freeing_memory(site):
-            proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)
+            proof = prove_for_any_weights(site, seed, stand_ins, finite=not request.promise.tolerates_nonfinite)
         memo[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _bitwise_check(proof, seed)
     return memo[key]
 
@@ -430,11 +433,12 @@ def _bitwise_check(proof: Proof, seed: int) -> SiteCheck:
     )
 
 
-def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
+def _input_facts(request: _Request) -> Hashable:
     """Return what a check depends on besides the ops: the ranges of what both sides read."""
+    site, declared = request.site, request.declared
     drawable = [v for v in site.drawn if types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)]
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
-    samples = (sample(v, np.random.default_rng(0)) for v in drawable)
+    samples = (request.sample(v, np.random.default_rng(0)) for v in drawable)
     symbols = symbols_of(site.drawn)
     ranges = tuple(declared.range_of(s) for s in symbols)
     listed = tuple(tuple(lengths.values()) for lengths in declared.together(symbols))
@@ -448,39 +452,36 @@ def _as_key(numbers: Any) -> Hashable:
     return None if numbers is None else np.asarray(numbers, np.float64).tobytes()
 
 
-def _check_at_all_lengths(
-    site: Site, sample: Sampler, seed: int, promise: Promise, declared: Declared
-) -> SiteCheck | Refusal:
+def _check_at_all_lengths(request: _Request) -> SiteCheck | Refusal:
     """Return the weakest result over the lengths tried for symbolic dimensions.
 
     Raises:
         InterpretError: the old side runs at no lengths, or the new side fails at the first ones.
     """
-    plan = lengths_to_try(
-        site.drawn, (site.old_ops, site.new_ops), [v for pair in site.replaced for v in pair], declared
-    )
+    site, results = request.site, [v for pair in request.site.replaced for v in pair]
+    plan = lengths_to_try(site.drawn, (site.old_ops, site.new_ops), results, request.declared)
     weakest: SiteCheck | None = None
     first_error: InterpretError | None = None
     compared_at = list[Lengths]()
     for number, lengths in enumerate(plan.all):
-        if number == len(plan.first) and plan.alike and weakest is not None and weakest.grade > Grade.NUMBERS:
-            return weakest
+        thorough = number < len(plan.first)
+        can_improve = weakest is None or weakest.grade > Grade.NUMBERS
+        if number == len(plan.first) and plan.alike and can_improve and weakest is not None:
+            return weakest  # proved at the first lengths, so at all
         with with_lengths(lengths):
-            proving = weakest is None or weakest.grade > Grade.NUMBERS
-            trial = _CheckAtLengths(seed, promise, proving, thorough=number < len(plan.first))
             try:
-                result = _strongest_check(site, sample, trial)
+                result = _strongest_check(request, proving=can_improve, thorough=thorough)
             except InterpretError as error:
                 first_error = first_error or error
-                result = _judge_error(site, sample, seed, lengths, error, first=weakest is None)
+                result = _judge_error(request, lengths, error, first=weakest is None)
         if isinstance(result, SiteCheck):
             compared_at.append(lengths)
             weakest = result if weakest is None else combined_check(weakest, result)
-            if not weakest.within(promise.tolerance):
+            if not weakest.within(request.promise.tolerance):
                 return weakest
         elif weakest is None and first_error is None:
             return result  # the sides cannot be compared, at whatever lengths
-        elif trial.thorough and weakest is not None:
+        elif thorough and weakest is not None:
             weakest = replace(weakest, untried=(*weakest.untried, "other sizes"))
     if weakest is None:
         assert first_error is not None
@@ -488,20 +489,8 @@ def _check_at_all_lengths(
     return weakest.on_lengths(*shortest_and_longest(compared_at), plan.gap) if plan.gap else weakest
 
 
-@dataclass(frozen=True)
-class _CheckAtLengths:
-    """How both sides are compared at some lengths."""
-
-    seed: int
-    promise: Promise
-    proving: bool = True
-    """Whether a proof can still raise the grade."""
-    thorough: bool = True
-    """Whether all kinds of numbers are tried."""
-
-
 def _judge_error(
-    site: Site, sample: Sampler, seed: int, lengths: Lengths, error: InterpretError, *, first: bool
+    request: _Request, lengths: Lengths, error: InterpretError, *, first: bool
 ) -> SiteCheck | Refusal:
     """Return what an error at some lengths shows: a difference, if the old side can be computed there.
 
@@ -512,71 +501,78 @@ def _judge_error(
         InterpretError: the new side cannot be computed at the first lengths.
     """
     alike = len(set(lengths.values())) <= 1
-    if (first or alike) and _old_side_runs(site, sample, seed):
+    if (first or alike) and _old_side_runs(request):
         if first:
             raise error
         size = next(iter(lengths.values()))
         why = f"# the new side cannot be computed where dynamic sizes are {size}: {str(error).splitlines()[0]}"
-        return SiteCheck(np.inf, np.inf, 0, seed=seed, counterexample=why)
+        return SiteCheck(np.inf, np.inf, 0, seed=request.seed, counterexample=why)
     return Refusal("the old side has no meaning there")
 
 
-def _index_bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
+def _index_bounds(request: _Request) -> Bounds:
     """Return where integers must lie; for positions, up to where the old side accepts them."""
+    site = request.site
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
     dynamic = {v for v in bounds if not is_looked_up(v, set(site.new_ops))}
     if not dynamic:
         return bounds
     if any(op.op_type in CLAMPING for op in site.old_ops):
-        bounds = _widened_bounds(site, sample, seed, bounds)
+        bounds = _widened_bounds(request, bounds)
     known = not any(np.max(bounds[v][1]) <= AS_DRAWN for v in dynamic)
-    if known and all(_old_side_runs(site, sample, seed + i, bounds) for i in range(TRIES)):
+    if known and _old_side_runs(request, bounds, TRIES):
         return bounds
-    return bounds | largest_accepted(
-        dynamic, lambda places: _old_side_runs(site, sample, seed, bounds | places)
-    )
+    return bounds | largest_accepted(dynamic, lambda places: _old_side_runs(request, bounds | places))
 
 
-def _widened_bounds(site: Site, sample: Sampler, seed: int, bounds: Bounds) -> Bounds:
+def _widened_bounds(request: _Request, bounds: Bounds) -> Bounds:
     """Widen the bounds of integers that the old side clamps: to any integer, or to any from 0 up."""
     for var in bounds:
-        if is_looked_up(var, set(site.new_ops)):
+        if is_looked_up(var, set(request.site.new_ops)):
             continue
         most = float(np.iinfo(np_dtype(var)).max)
         for least in (-most, 0.0):
             wide = bounds | {var: (least, most)}
-            if all(_old_side_runs(site, sample, seed + i, wide) for i in range(TRIES)):
+            if _old_side_runs(request, wide, TRIES):
                 bounds = wide
                 break
     return bounds
 
 
-def _old_side_runs(site: Site, sample: Sampler, seed: int, bounds: Bounds | None = None) -> bool:
-    """Return whether the old side can be computed on numbers within the bounds."""
+def _old_side_runs(request: _Request, bounds: Bounds | None = None, draws: int = 1) -> bool:
+    """Return whether the old side can be computed on each of some draws within the bounds."""
+    site = request.site
     if bounds is None:
         bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
-    drawing = Drawing(sample, (), bounds)
+    drawing = Drawing(request.sample, (), bounds)
     try:
-        numbers = drawn_numbers(site.drawn, drawing, "normal", np.random.default_rng(seed))
-        evaluator(site.old_ops, [old for old, _ in site.replaced])(numbers)
+        for seed in range(request.seed, request.seed + draws):
+            numbers = drawn_numbers(site.drawn, drawing, "normal", np.random.default_rng(seed))
+            evaluator(site.old_ops, [old for old, _ in site.replaced])(numbers)
     except InterpretError:
         return False
     return True
 
 
-def _strongest_check(site: Site, sample: Sampler, trial: _CheckAtLengths) -> SiteCheck | Refusal:
-    """Return the strongest check that the site passes; without a proof of bits, numbers are compared too."""
-    promise = trial.promise
+def _strongest_check(request: _Request, *, proving: bool, thorough: bool) -> SiteCheck | Refusal:
+    """Return the strongest check that the site passes; without a proof of bits, numbers are compared too.
+
+    Args:
+        request: the edit, and how it is checked.
+        proving: whether a proof can still raise the grade.
+        thorough: whether all kinds of numbers are tried.
+    """
+    site, seed, promise = request.site, request.seed, request.promise
     try:
         sides = BothSides(
-            site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried, promise.tolerance.rtol == 0
+            site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried, promise.tolerance.is_exact
         )
         proof: Proof | NoProof = NoProof("")
-        if trial.proving:
-            proof = prove(site, trial.seed, finite=not promise.tolerates_nonfinite)
+        if proving:
+            proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
         if isinstance(proof, Proof) and proof.grade is Grade.BITS and not proof.ranged:
-            return _bitwise_check(proof, trial.seed)
-        check = _check_on_numbers(site, sides, sample, trial)
+            return _bitwise_check(proof, seed)
+        check = _check_on_numbers(request, sides, thorough=thorough)
     except Unsupported as reason:
         return Refusal(str(reason))
     if isinstance(proof, NoProof):
@@ -584,26 +580,26 @@ def _strongest_check(site: Site, sample: Sampler, trial: _CheckAtLengths) -> Sit
     if not check.within(promise.tolerance):
         return check
     if proof.grade is Grade.BITS:
-        return _bitwise_check(proof, trial.seed)
+        return _bitwise_check(proof, seed)
     return replace(check, grade=proof.grade, bound=proof.bound)
 
 
-def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _CheckAtLengths) -> SiteCheck:
+def _check_on_numbers(request: _Request, sides: BothSides, *, thorough: bool) -> SiteCheck:
     """Compare both sides on numbers: all values of a small domain, or adversarial ones."""
-    seed, promise = trial.seed, trial.promise
-    drawing = _drawing(site, sample, seed, promise)
+    site, seed, promise = request.site, request.seed, request.promise
+    drawing = _drawing(request)
     all_values = all_combinations(site.drawn, drawing, site.ops)
     if all_values is not None:
         worst = _compare_all(sides, all_values, promise)
     else:
         rng = np.random.default_rng(seed)
-        worst = compare_numbers(sides, drawing, rng, promise, () if trial.thorough else PEAKS)
-        for extra_runs in (_aim, _sweep) if trial.thorough else ():
+        worst = compare_numbers(sides, drawing, rng, promise, () if thorough else PEAKS)
+        for extra_runs in (_aim, _sweep) if thorough else ():
             if worst.within(promise):
                 extra_runs(sides, drawing, worst, rng, promise)
     passed = worst.within(promise)
     example = "" if passed else shrunk(sides, worst.numbers, promise)
-    halves = _fp16_behavior(sides, drawing, seed, promise) if passed and trial.thorough else _Fp16Behavior()
+    halves = _fp16_behavior(sides, drawing, seed, promise) if passed and thorough else _Fp16Behavior()
     example = example or halves.example
     range_limits = limits_of(site, promise)
     unshown = {v: most for v, most in range_limits.items() if not lies_within(v, most)}
@@ -625,15 +621,15 @@ def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Che
     )
 
 
-def _drawing(site: Site, sample: Sampler, seed: int, promise: Promise) -> Drawing:
+def _drawing(request: _Request) -> Drawing:
     """Return how numbers are drawn for a site."""
-    bounds = _index_bounds(site, sample, seed)
+    site, promise = request.site, request.promise
     return Drawing(
-        sample,
+        request.sample,
         constants_of(site.ops),
-        bounds,
-        ordinary=promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite,
-        subnormals=promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
+        _index_bounds(request),
+        ordinary=not promise.tolerance.is_exact or not promise.tolerates_nonfinite,
+        subnormals=not promise.tolerance.is_exact or promise.tolerates_nonfinite,
         magnitude=promise.magnitude,
         limits=promise.limits,
         rows={v: rows_apart(v, site.old_ops, v, site.new_ops) for v in site.drawn if np_dtype(v).kind in "iu"},

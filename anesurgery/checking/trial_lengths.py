@@ -40,10 +40,10 @@ MOST_LENGTHS_IN_FULL = 48
 """Ranges of up to this many lengths are tried completely: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
 """The most remainders of a length that are tried: four layers with stride 2 have 16. Up to there all are."""
+MOST_WITHIN_REACH = 16
+"""The longest reach of local ops within which every length is tried. A choice."""
 MOST_ADDED = 4
 """The most constants added to lengths of which all sums and differences are tried (81). A choice."""
-LOG_OF_ANY_LENGTH = 20.0
-"""The logarithm of more than any length."""
 MOST_ELEMENTS = 1 << 22
 """The most elements of all values over all lengths beside the first: a proof takes some 10 million a second."""
 MOST_ELEMENTS_ALIKE = MOST_ELEMENTS // 4
@@ -63,7 +63,7 @@ class TrialLengths:
     alike: bool = True
     """Whether the ops treat every length alike, so that a proof needs the first lengths only."""
     gap: str = ""
-    """Why these say nothing about every length; "" where they do."""
+    """Why other lengths remain unknown; "" where these decide for every length."""
 
     @property
     def all(self) -> tuple[Lengths, ...]:
@@ -104,7 +104,7 @@ def lengths_to_try(
         return TrialLengths()
     use = _with_symbols_of_inputs(use_of(sides, results), renamed_symbols)
     ops = [op for side in sides for op in side]
-    elements_at, most = element_counter(inputs, ops), MOST_ELEMENTS
+    elements_at, most = _element_counter(inputs, ops), MOST_ELEMENTS
     samples = [
         dict.fromkeys(symbols, SYMBOL_LENGTH),
         apart_lengths(symbols),
@@ -128,9 +128,9 @@ def lengths_to_try(
 
 def _with_symbols_of_inputs(use: LengthUse, renamed_symbols: Mapping[Any, Any]) -> LengthUse:
     """Return a use whose sizes have the symbols of the inputs."""
-    sizes = dict.fromkeys(d.subs(renamed_symbols) for d in use.sizes)
-    compared = dict.fromkeys(d.subs(renamed_symbols) for d in use.compared)
-    return replace(use, sizes=tuple(sizes), compared=tuple(compared))
+    both = (use.sizes, use.compared)
+    sizes, compared = (tuple(dict.fromkeys(d.subs(renamed_symbols) for d in kind)) for kind in both)
+    return replace(use, sizes=sizes, compared=compared)
 
 
 def _distinct(lengths: Iterable[Lengths]) -> list[Lengths]:
@@ -145,22 +145,14 @@ def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared)
     """
     in_sizes = {s for d in use.sizes for s in d.free_symbols}
     has_unknown = not in_sizes <= {*symbols}  # a size that the inputs do not determine
-    used = list(symbols)
-    if in_sizes and not has_unknown:
-        used = [s for s in symbols if s in in_sizes]
+    used = [s for s in symbols if s in in_sizes or has_unknown or not in_sizes]
     each_alone = len(used) > 1 and (has_unknown or use.joint)
     low, high = united([declared.range_of(s) for s in used])
-    gap = "" if use.kind is Use.LOCAL else _gap(use, symbols, high)
     if high is not None and high - low < MOST_LENGTHS_IN_FULL:
-        numbers = {*range(low, high + 1)}
-        gap = gap if each_alone else ""
-    elif use.kind is Use.LOCAL:
-        numbers = _near_constants(use, symbols) | _near_reach(use, low, high)
-        gap = "strides leave too many remainders of the length" if use.period > MOST_PERIOD else ""
+        numbers = {*range(low, high + 1)}  # all, so nothing is unknown but combinations of several lengths
+        gap = _gap(use, symbols, high) if each_alone and use.kind is not Use.LOCAL else ""
     else:
-        numbers = _near_constants(use, symbols)
-        numbers |= {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
-        numbers |= set() if high is None else {low, low + 1, high - 1, high}
+        numbers, gap = _near_limits(use, symbols, low, high), _gap(use, symbols, high)
     kept = sorted(n for n in numbers if low <= n and (high is None or n <= high))
     lengths = [dict.fromkeys(used, n) for n in kept]
     if each_alone:
@@ -170,30 +162,30 @@ def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared)
     return [declared.nearest({**ordinary, **by_symbol}) for by_symbol in lengths], gap
 
 
-def _near_constants(use: LengthUse, symbols: Sequence[Any]) -> set[int]:
-    """Return the neighbours and doubles of the constants that a length or a size made of it may meet.
+def _near_limits(use: LengthUse, symbols: Sequence[Any], low: int, high: int | None) -> set[int]:
+    """Return the lengths that decide near constants and near the ends of a range.
 
-    The size 2 s + 1 meets 9 at the length 4.
+    Near constants are their neighbours and doubles, and the lengths at which a size made of one meets them: the
+    size 2 s + 1 meets 9 at the length 4. Of local ops, these are also short lengths, and one for each remainder
+    beyond the reach.
     """
     made = [d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1]
     made = [d for d in made if d.free_symbols <= {*symbols}]
     solved = [least_length(d, next(iter(d.free_symbols)), c) for d in made for c in use.constants]
-    return {n for c in (*use.constants, *solved) for n in (c - 1, c, c + 1, 2 * c)}
-
-
-def _near_reach(use: LengthUse, low: int, high: int | None) -> set[int]:
-    """Return the lengths that decide for local ops: short ones, and one for each remainder beyond the reach."""
+    numbers = {n for c in (*use.constants, *solved) for n in (c - 1, c, c + 1, 2 * c)}
+    if use.kind is not Use.LOCAL:
+        numbers |= {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
+        return numbers if high is None else numbers | {low, low + 1, high - 1, high}
     beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
-    numbers = {low, *beyond}
-    if use.reach <= MOST_PERIOD:
-        numbers |= {*range(1, use.reach + 1)}
-    if high is not None and high <= beyond[-1]:
-        numbers.add(high)
-    return numbers
+    within = range(1, use.reach + 1) if use.reach <= MOST_WITHIN_REACH else ()
+    last = {high} if high is not None and high <= beyond[-1] else set[int]()
+    return numbers | {low, *within, *beyond} | last
 
 
 def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
-    """Return why the lengths that constants meet do not tell all where numbers are made of lengths."""
+    """Return why the lengths near constants do not tell all."""
+    if use.kind is Use.LOCAL:
+        return "strides leave too many remainders of the length" if use.period > MOST_PERIOD else ""
     reasons = {
         "the model declares no largest length": high is None,
         "the length is multiplied or divided": use.kind is Use.SCALED,
@@ -201,7 +193,7 @@ def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
         "a length that follows from others is compared": any(
             not d.free_symbols <= {*symbols} for d in use.compared
         ),
-        "the length looks up other constants": use.unlike,
+        "the length looks up other constants": use.other_tables,
         "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
     }
     return next((words for words, holds in reasons.items() if holds), "")
@@ -224,7 +216,7 @@ def _lengths_at_limits(
     logarithm of a sum of exponentials log(n) at exp(c), a sum of ones at c.
     """
     constants = [abs(c) for c in constants_of(ops) if c]
-    limits = {2 * n for c in constants for n in (c, 1 / c, c * c, math.exp(min(c, LOG_OF_ANY_LENGTH)))}
+    limits = {2 * n for c in constants for n in (c, 1 / c, c * c, math.exp(min(c, math.log(LONGEST_DRAWN))))}
     ranges = [declared.range_of(s) for s in symbols]
     ends = {low for low, _ in ranges} | {high for _, high in ranges if high is not None}
     numbers = [round(n) for n in sorted({*limits, *ends}) if 1 <= n < LONGEST_DRAWN]
@@ -233,7 +225,7 @@ def _lengths_at_limits(
 
 
 def _affordable(wanted: Sequence[Lengths], elements_at: Callable[[Lengths], int], most: int) -> list[Lengths]:
-    """Return the lengths that have at most `most` elements together; longer ones are kept first."""
+    """Return the lengths that have at most `most` elements together, longer ones first; in ascending order."""
     counts = [(elements_at(lengths), lengths) for lengths in wanted]
     total, kept = 0, list[Lengths]()
     for count, lengths in sorted(counts, key=lambda pair: -pair[0]):
@@ -243,7 +235,7 @@ def _affordable(wanted: Sequence[Lengths], elements_at: Callable[[Lengths], int]
     return kept[::-1]
 
 
-def element_counter(inputs: Sequence[Var], ops: Sequence[Operation]) -> Callable[[Lengths], int]:
+def _element_counter(inputs: Sequence[Var], ops: Sequence[Operation]) -> Callable[[Lengths], int]:
     """Return a function that counts the elements of all values at some lengths.
 
     A symbol that is not among them is as long as the longest.

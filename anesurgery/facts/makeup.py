@@ -140,7 +140,7 @@ def _mask_kind(op: Operation) -> str:
         return "unknown"
     if against_causal(parts.keep) is None:
         return "causal"
-    return "unknown" if parts.free else "open"
+    return "unknown" if parts.dynamic_terms else "open"
 
 
 def _adds_dynamic_mask(op: Operation) -> bool:

@@ -55,9 +55,9 @@ class Parts:
     """Which scores are kept as far as is known at conversion: bool, with the axes of the scores or more."""
     conditions: tuple[Literal, ...] = ()
     """Dynamic booleans that must all hold for a score to be kept."""
-    free: tuple[Var, ...] = ()
+    dynamic_terms: tuple[Var, ...] = ()
     """Other dynamic terms that are added to the scores as they are."""
-    biases: tuple[Var, ...] = ()
+    static_terms: tuple[Var, ...] = ()
     """Other static terms, which mask nothing."""
 
 
@@ -78,24 +78,23 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
         if added and may_stay_a_term and _is_bias(term):
             kept_terms[term] = torch.zeros([1])
             continue
-        dynamic = _conditions_of(term)
-        if dynamic is None:
+        if (of_term := _conditions_of(term)) is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
             return Refusal(f"the mask depends on {names} in a way that cannot be taken apart")
-        conditions.update(dict.fromkeys(dynamic))
+        conditions.update(dict.fromkeys(of_term))
     if len(conditions) > MOST_CONDITIONS:
         return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
-    # of a conjunction, exactly one assignment of its conditions keeps anything
+    # of a conjunction, exactly one assignment of its conditions keeps anything; without any, there is only one
     literals: list[Literal] | None = None
     keep: Array = np.zeros((1, 1), bool)
-    for held in _assignments(conditions):
-        tried = _keep(chain, {**kept_terms, **_as_tensors(held)}, shifted)
-        if isinstance(tried, Refusal):
-            return tried
-        if tried.any() or not held:
+    for assignment in _assignments(conditions):
+        kept = _keep(chain, {**kept_terms, **_as_tensors(assignment)}, shifted)
+        if isinstance(kept, Refusal):
+            return kept
+        if kept.any() or not assignment:
             if literals is not None:
                 return Refusal("what the mask depends on is not a conjunction")
-            literals, keep = list(held.items()), tried
+            literals, keep = list(assignment.items()), kept
     return _parts(chain, literals or [], keep, list(kept_terms))
 
 
@@ -121,9 +120,9 @@ def _parts(chain: Chain, literals: list[Literal], keep: Array, kept_terms: list[
         else:
             keep = keep & (value.astype(bool) == required)
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
-    dynamic = [v for v in kept_terms if runtime_inputs([v])]
-    biases = tuple(v for v in kept_terms if v not in dynamic)
-    return Parts(without_copies(keep), tuple(conditions), tuple(dynamic), biases)
+    dynamic_terms = tuple(v for v in kept_terms if runtime_inputs([v]))
+    static_terms = tuple(v for v in kept_terms if v not in dynamic_terms)
+    return Parts(without_copies(keep), tuple(conditions), dynamic_terms, static_terms)
 
 
 def _terms(chain: Chain) -> list[tuple[Var, bool]]:
@@ -144,15 +143,19 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
 
 
 def _is_bias(term: Var) -> bool:
-    """Is an added term something other than a mask, so that it is kept as a term?"""
+    """Is an added term no mask, so that it may stay a term?
+
+    Yes where it has no static value; where conditions can make a number of it that neither keeps nor masks; and
+    where it is constant, not 0 everywhere, and masks nothing.
+    """
     conditions = _conditions_of(term)
     if conditions is None:
         return True
-    evaluated = [static_value(term, _as_tensors(held)) for held in _assignments(conditions)]
+    evaluated = [static_value(term, _as_tensors(values)) for values in _assignments(conditions)]
     values = [value for value in evaluated if value is not None]
     if len(values) < len(evaluated):
         return True
-    if conditions:  # a mask is 0 or masked, whatever they are
+    if conditions:  # a mask is 0 or masked, whatever these are
         return any(not ((value == 0) | (value <= MASKED)).all() for value in values)
     (value,) = values
     return bool((value != 0).any() and not np.isnan(value).any() and not (value <= MASKED).any())
@@ -204,9 +207,9 @@ def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
     return [dict(zip(names, values, strict=True)) for values in product((True, False), repeat=len(names))]
 
 
-def _as_tensors(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
+def _as_tensors(assignment: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
     """Return booleans as tensors of their shapes."""
-    return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
+    return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in assignment.items()}
 
 
 def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
@@ -250,8 +253,10 @@ def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         neither = ~(keep | masked)
         if np.isnan(zero).any():
             return Refusal("the mask holds NaN")
-        if not masked.any() and (zero != one).all():
-            return np.ones_like(keep)  # scores are scaled or shifted, each in its way
+        if (
+            not masked.any() and (zero != one).all()
+        ):  # no score is masked, but scaled or shifted, each in its way
+            return np.ones_like(keep)
         if neither.any():
             place = tuple(int(i) for i in np.argwhere(neither)[0])
             factor = one[place] - zero[place]
@@ -394,7 +399,7 @@ def against_causal(keep: Array) -> Refusal | None:
     return _against_causal(keep.shape, np.packbits(keep).tobytes())
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # a test of 2,048 x 2,048 takes some 30 ms, a look-up 1 ms
 def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
     """Return why a mask with this shape and these packed elements is not causal; layers have equal masks."""
     keep = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape).astype(bool)

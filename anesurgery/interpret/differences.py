@@ -6,6 +6,7 @@ and docs/interpreter.md prints the table. Where the texts of Core ML do not deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,9 +43,6 @@ class Difference:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     decided: bool = True
 
-
-INF = float("inf")
-NAN = float("nan")
 
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
@@ -87,7 +85,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         core_ml="floats out of range are clamped to the limits of int32, and NaN becomes 0, as on ARM",
         torch="on x86, all of them become -2147483648",
         source="not measured in Core ML",
-        x=[3e9, -3e9, NAN],
+        x=[3e9, -3e9, math.nan],
         gives=(2147483647.0, -2147483648.0, 0.0),
         torch_gives=(-2147483648.0, -2147483648.0, -2147483648.0),
         inputs={"dtype": "int32"},
@@ -101,7 +99,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         source=MIL,
         x=[0.0, 1.0],
         gives=(-103.27893, 0.0),
-        torch_gives=(-INF, 0.0),
+        torch_gives=(-math.inf, 0.0),
     ),
     Difference(
         "rsqrt",
@@ -111,7 +109,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         source=MIL,
         x=[0.0, 4.0],
         gives=(1e6, 0.5),
-        torch_gives=(INF, 0.5),
+        torch_gives=(math.inf, 0.5),
     ),
     Difference(
         "inverse",

@@ -69,27 +69,30 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     trials, start = Trials(session), Trial(given, target, session)
     outputs = Outputs.of(start, session, gate, seeds=1, most_flop=FLOP, flat=(0.0, 1.0))
     repairs = list(repairs_of(wish.repairs, start, trials, outputs))
-    first = {step.name: step for repair in repairs for step in repair.steps}
-    others = [step for step in wish.steps if step.name not in first and not step.costly]
+    # the repairs that stand first; costly steps are not tried, and end the plan
+    repairing = {step.name: step for repair in repairs for step in repair.steps}
+    others = [step for step in wish.steps if step.name not in repairing and not step.costly]
     required = dict.fromkeys(wish.asked, ASKED)
     required |= {step.name: repair.needed for repair in repairs for step in repair.steps}
     search, less_exact = Search(start, trials, required), dict[str, str]()
-    end = search.best(in_order((*first.values(), *others)))
-    if wish.exact or search.searching_step is not None or first:
+    end = search.best(in_order((*repairing.values(), *others)))
+    if wish.exact or search.searching_step is not None or repairing:
         judged = exact(start, end, trials, Outputs.of(start, session, gate))
         end, less_exact = judged.end, judged.losses
         search.results.notes += judged.notes
     if search.searching_step is not None:
         end = _with_last_steps(search, search.searching_step, end)
-    near = outputs.before_and_after(start, end) if session.samples or first else (None, None)
-    return _Composer(wish, search, less_exact, repairs, end, outputs, near).chosen()
+    near = outputs.before_and_after(start, end) if session.samples or repairing else (None, None)
+    return _Composer(
+        wish, search, less_exact, repairs=repairs, start=start, end=end, outputs=outputs, near=near
+    ).chosen()
 
 
 def _with_last_steps(search: Search, searching_step: Searching, end: Trial) -> Trial:
-    """Return the trial after the steps that are needed after a search."""
-    for step, why in searching_step.last(end.subject, search.trials.session):
+    """Return the trial after the steps that are needed after a search; note in `search` why they are."""
+    for step, why in searching_step.last(end.subject, search.tried.session):
         search.required[step.name] = why
-        new = search.trials.after(end, step)
+        new = search.tried.after(end, step)
         if isinstance(new, Trial):
             end = new
             search.results.notes.append(why)
@@ -105,6 +108,8 @@ class _Composer:
     less_exact: Mapping[str, str]
     """Name of a step that is left out since it costs digits -> by how much outputs would be less exact."""
     repairs: Sequence[Repairs]
+    start: Trial
+    """The model as given."""
     end: Trial
     """The trial after all steps of the plan that are tried."""
     outputs: Outputs
@@ -112,14 +117,9 @@ class _Composer:
     """How near the outputs are to the exact ones before and after the plan."""
 
     @property
-    def start(self) -> Trial:
-        """The model as given."""
-        return self.search.start
-
-    @property
     def has_target(self) -> bool:
         """Did the caller name a target?"""
-        return bool(self.search.trials.session.target)
+        return bool(self.search.tried.session.target)
 
     @property
     def costly(self) -> list[Pass]:
@@ -141,19 +141,19 @@ class _Composer:
         """Return the plan; it has no steps if the whole gains nothing."""
         if gain := self.gain():
             return self.composed(gain)
-        nothing = self.nothing()
-        idle = [(self.wish.name, Refusal(nothing))] if self.start.subject.was_layers else []
-        return replace(self, end=self.start, near=(self.near[0], self.near[0])).composed(nothing, idle)
+        why = self.why_nothing()
+        left_out_recipe = [(self.wish.name, Refusal(why))] if self.start.subject.was_layers else []
+        return replace(self, end=self.start, near=(self.near[0], self.near[0])).composed(why, left_out_recipe)
 
-    def composed(self, gain: Words, idle: Sequence[tuple[str, Refusal]] = ()) -> Chosen:
+    def composed(self, gain: Words, left_out_recipe: Sequence[tuple[str, Refusal]] = ()) -> Chosen:
         """Return the plan with all steps up to the end, and what they gain."""
-        start, session = self.start, self.search.trials.session
+        start, session = self.start, self.search.tried.session
         wrong = [repairs.headline for repairs in self.repairs if self.stays(repairs.steps)]
         plan = Plan(
             recipe=self.wish.name,
             target=session.target,
             steps=tuple(self.planned()),
-            left_out=(*idle, *self.left_out()),
+            left_out=(*left_out_recipe, *self.left_out()),
             notes=tuple(self.notes()),
             warnings=tuple(self.search.results.warnings) if self.end is not start else (),
             judged=gain,
@@ -163,7 +163,7 @@ class _Composer:
         )
         return Chosen(plan, start, None if self.costly else self.end)
 
-    def nothing(self) -> str:
+    def why_nothing(self) -> str:
         """Return words that say that the whole gains nothing, and where it would lose."""
         worse = next(filter(None, map(self.end.subject.worse_than_layers, self.targets)), "")
         where = self.targets[0].words if self.has_target else _chips(self.targets)
@@ -172,7 +172,9 @@ class _Composer:
     def gain(self) -> Words:
         """Return what the whole gains, or why it is done without a known gain; "" for nothing.
 
-        Without a target, what it gains on each chip is computed only if somebody asks.
+        The first of these decides: no steps, a slower format, steps that were asked for, no known score, a
+        measured gain, an estimated gain, finite outputs. Without a target, what it gains on each chip is
+        computed only if somebody asks.
         """
         start, end, required = self.start, self.end, self.search.required
         if end is start and not self.costly:
@@ -221,25 +223,25 @@ class _Composer:
     def planned(self) -> Iterator[Planned]:
         """Yield the steps of the plan, each with the reason why it is there."""
         search, repairing = self.search, {step for repairs in self.repairs for step in repairs.steps}
-        remedies = {step: words for steps, words in search.results.gains.items() for step in steps}
+        remedies = {step: words for steps, words in search.results.remedy_gains.items() for step in steps}
         for trial in self.end.path:
             step, old = trial.steps[-1], trial.before
             why = remedies.get(step) or search.required.get(step.name, "")
             if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
                 why = MAY + rules
             if not why and self.has_target and trial.score_if_any is not None and old is not None:
-                why = trial.score.gain(old.score) or search.results.needed.get(step, "")
+                why = trial.score.gain(old.score) or search.results.steps_needed.get(step, "")
             yield Planned(step, why or f"a step of {self.wish.name}", step in remedies or step in repairing)
         yield from (Planned(step, f"a step of {self.wish.name}") for step in self.costly)
 
     def left_out(self) -> Iterator[tuple[str, Refusal]]:
         """Yield (name, refusal) of what was tried and is not in the plan, and of steps that found nothing."""
         yield from self.report[1]
-        losses = [*self.search.results.losses.items(), *self.less_exact.items()]
+        losses = [*self.search.results.step_losses.items(), *self.less_exact.items()]
         yield from ((n, Refusal(f"undone: {loss}; name it to keep it")) for n, loss in losses)
         ran = {part.name for step in self.end.steps for part in (step, *step.parts())}
         ran |= {name for name, _ in losses}
-        for name, refusal in self.search.results.idle:
+        for name, refusal in self.search.results.steps_idle:
             if name not in ran and (not refusal.idle or name in self.wish.asked):
                 yield name, refusal
 

@@ -5,8 +5,8 @@ A *step* is a pass of the recipe; each is tried on a copy of the model. A *remed
 looked up again after each one. The rules, in the order in which they are applied:
 
 1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
-2. Steps that change results must gain clearly more than the best plan without them.
-3. Each step that may be useless now is left out once: a later step may have made it so.
+2. Each step that may be useless now is left out once: a later step may have made it so.
+3. Steps that change results must gain clearly more than the best plan without them.
 4. Each step of the recipe that was left out is tried once more at the end.
 """
 
@@ -65,19 +65,19 @@ class Searching(Pass, abstract=True):
 class SearchResults:
     """What a search found out about steps and remedies."""
 
-    gains: dict[tuple[Pass, ...], str] = field(default_factory=dict)
+    remedy_gains: dict[tuple[Pass, ...], str] = field(default_factory=dict)
     """Remedies that are kept, one or a pair -> what they gain, in words."""
-    rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    remedies_rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """Remedy that is not kept, as text -> (its name, why)."""
-    refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    remedies_refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """Name of an op -> (name of the remedy that a finding names there, why the remedy refuses it)."""
-    losses: dict[str, str] = field(default_factory=dict)
+    step_losses: dict[str, str] = field(default_factory=dict)
     """Name of a step of the recipe that is left out -> what it would lose."""
-    needed: dict[Pass, str] = field(default_factory=dict)
+    steps_needed: dict[Pass, str] = field(default_factory=dict)
     """Step that gains nothing by itself -> what would be lost without it."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    idle: list[tuple[str, Refusal]] = field(default_factory=list)
+    steps_idle: list[tuple[str, Refusal]] = field(default_factory=list)
     """(name, refusal) pairs of steps of the recipe that changed nothing."""
     trials_ran_out: bool = False
     """Did the search end because its trials ran out?"""
@@ -89,7 +89,7 @@ class Search:
 
     start: Trial
     """The model as given."""
-    trials: Trials
+    tried: Trials
     required: dict[str, str] = field(default_factory=dict)
     """Name of a step that stays whatever it costs -> why, as words that follow its name."""
     results: SearchResults = field(default_factory=SearchResults)
@@ -110,14 +110,14 @@ class Search:
         everything = self.run_all(steps)  # for remedies, rules 1 to 3 are applied here
         if self.start.score_if_any is None or everything is self.start:
             return everything
-        end, losses = self.start, self.results.losses
+        end, losses = self.start, self.results.step_losses
         for step in everything.steps:  # rule 1
             end = self.add_step(end, step)
         loses_something = self.loss(self.start, everything) or self.loss(end, everything)
         if losses and not loses_something and everything.score.gain(end.score):
             end = everything  # together they gain, though one of them alone loses something
             losses.clear()
-        end = self.without_useless_steps(end)  # rule 3
+        end = self.without_useless_steps(end)  # rule 2
         for step in steps if losses else ():  # rule 4
             if step not in end.steps and not losses.get(step.name, "").startswith(USELESS):
                 end = self.add_step(end, step, again=True)
@@ -130,13 +130,13 @@ class Search:
             if isinstance(step, Searching):
                 end = self.search_remedies(step, end)
                 continue
-            new = self.trials.after(end, step)
+            new = self.tried.after(end, step)
             if isinstance(new, Trial):
                 end = new
             elif new.error is not None:
                 raise new.error
             else:
-                self.results.idle += new.refusals
+                self.results.steps_idle += new.refusals
         return end
 
     def add_step(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
@@ -146,10 +146,12 @@ class Search:
         """
         if isinstance(step, Searching):
             return old
-        new = self.trials.after(old, step)
+        new = self.tried.after(old, step)
         if isinstance(new, Idle):
             if new.error is not None:
-                self.results.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
+                self.results.step_losses[step.name] = (
+                    f"on what the steps before it left, it failed: {new.error}"
+                )
             return old
         loss = "" if step.essential or self.is_remedy(step) else self.loss(old, new)
         if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
@@ -157,11 +159,11 @@ class Search:
         elif loss and step.name in self.required:
             self.warn_of_loss(old, new, loss)
         elif loss:
-            self.results.losses.setdefault(step.name, loss)
+            self.results.step_losses.setdefault(step.name, loss)
             return old
         elif again and not new.score.gain(old.score):
             return old
-        self.results.losses.pop(step.name, None)
+        self.results.step_losses.pop(step.name, None)
         return new
 
     def warn_of_loss(self, old: Trial, new: Trial, loss: str) -> None:
@@ -194,7 +196,7 @@ class Search:
 
     def is_remedy(self, step: Pass) -> bool:
         """Is a step a remedy that the search added?"""
-        return any(step in steps for steps in self.results.gains)
+        return any(step in steps for steps in self.results.remedy_gains)
 
     def without_useless_steps(self, end: Trial) -> Trial:
         """Return the trial without the steps of the recipe without which the model loses nothing."""
@@ -202,14 +204,14 @@ class Search:
             step = trial.steps[-1]
             if self.is_remedy(step) or not self.may_be_useless(trial, end):
                 continue
-            other = self.trials.without(self.start, end, step)
+            other = self.tried.without(self.start, end, step)
             if other is None or other.score.loss(end.score):
                 continue
             better = _better_without(end, other)
             if not better and (needed := end.score.gain(other.score) or _fewer_findings(end, other)):
-                self.results.needed[step] = needed
+                self.results.steps_needed[step] = needed
                 continue
-            self.results.losses[step.name] = f"{USELESS} ({better})" if better else NOTHING
+            self.results.step_losses[step.name] = f"{USELESS} ({better})" if better else NOTHING
             end = other
         return end
 
@@ -224,7 +226,7 @@ class Search:
                 continue
             if step is end.steps[-1] or not end.score.grows(self.before_remedies.score):
                 continue
-            other = self.trials.without(self.start, end, step)
+            other = self.tried.without(self.start, end, step)
             if other is None or other.score.loss(end.score) or len(other.steps) != len(end.steps) - 1:
                 continue
             if other.cost_to_callers > end.cost_to_callers or too_far(self.before_remedies, other):
@@ -232,8 +234,8 @@ class Search:
             better = _better_without(end, other)
             why = f"{USELESS} ({better})" if better else USELESS
             self.reject((step,), f"kept first, and undone: {why}")
-            gains = self.results.gains.items()
-            self.results.gains = {steps: words for steps, words in gains if step not in steps}
+            gains = self.results.remedy_gains.items()
+            self.results.remedy_gains = {steps: words for steps, words in gains if step not in steps}
             end = other
         return end
 
@@ -262,16 +264,16 @@ class Search:
         """Add single remedies, and pairs where no single one helps, until nothing is gained."""
         self.searching_step = step
         self.before_remedies = end = start
-        self.trials.limit(step.trials, step.trials * max(start.size, LEAST))
+        self.tried.limit(step.trials, step.trials * max(start.size, LEAST))
         better: Trial | None = start
         while better is not None:  # rule 1
             end = better
             better, unprofitable = self.add_single_remedies(end)
             if better is None:
                 better = self.add_pair(end, unprofitable)
-        end = self.without_changed_results(self.without_useless_remedies(end))  # rules 3 and 2
-        self.results.trials_ran_out = self.trials.exhausted
-        self.trials.limit(math.inf, math.inf)
+        end = self.without_changed_results(self.without_useless_remedies(end))  # rules 2 and 3
+        self.results.trials_ran_out = self.tried.exhausted
+        self.tried.limit(math.inf, math.inf)
         return end
 
     def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
@@ -291,7 +293,7 @@ class Search:
         best, unprofitable = trial, list[Trial]()
         for step in self.remedies(trial.findings):
             new = None if step in excluded else self.try_remedy(best, step)
-            if new is not None and self.accepts(best, new):
+            if new is not None and self.keep_if_it_gains(best, new):
                 best = new
             elif new is not None:
                 unprofitable.append(new)
@@ -303,8 +305,10 @@ class Search:
         changing = {t.steps[-1] for t in end.path[len(start.steps) :] if t.changes_results}
         if not changing:
             return end
-        with_changes = self.results
-        self.results = replace(with_changes, gains={}, rejected=dict(with_changes.rejected))
+        with_changes = self.results  # the second search writes to a copy, kept only if its plan is as good
+        self.results = replace(
+            with_changes, remedy_gains={}, remedies_rejected=dict(with_changes.remedies_rejected)
+        )
         other, _ = self.add_single_remedies(start, excluded=changing)
         if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
@@ -326,14 +330,14 @@ class Search:
         by_size = sorted(unprofitable, key=lambda trial: trial.size)
         for after_first in (*by_size, *self.hidden_remedies(trial)):
             first = after_first.steps[-1]
-            if self.trials.ops <= 0:
-                continue
+            if self.tried.exhausted:
+                break
             for second in self.remedies(after_first.findings):
-                swapped = self.trials.reached.get((*trial.steps, second, first))
+                swapped = self.tried.reached.get((*trial.steps, second, first))
                 if second == first or isinstance(swapped, Trial):
                     continue  # the pair in the other order was tried, and did not pay
                 new = self.try_remedy(after_first, second)
-                if new is not None and self.accepts(trial, new):
+                if new is not None and self.keep_if_it_gains(trial, new):
                     return new
         return None
 
@@ -350,18 +354,15 @@ class Search:
                 yield new
 
     def try_remedy(self, trial: Trial, step: Pass) -> Trial | None:
-        """Return the trial after a remedy; None where it changes nothing, fails, or is not acceptable."""
-        new = self.trials.after(trial, step)
+        """Return the trial after a remedy; or note why there is none and return None."""
+        new = self.tried.after(trial, step)
         if isinstance(new, Idle):
             if new.error is not None:
                 self.reject((step,), f"tried, and it failed: {new.error}")
-            refused_ops = {
-                refusal.where.outputs[0].name: (name, refusal)
-                for name, refusal in new.refusals
-                if isinstance(refusal.where, Operation)
-            }
-            named_ops = {f.op for f in trial.findings if f.remedy == step.name} if refused_ops else set()
-            self.results.refused |= {op: refused for op, refused in refused_ops.items() if op in named_ops}
+            named_ops = {finding.op for finding in trial.findings if finding.remedy == step.name}
+            for name, refusal in new.refusals:
+                if isinstance(refusal.where, Operation) and (op := refusal.where.outputs[0].name) in named_ops:
+                    self.results.remedies_refused[op] = name, refusal
             return None
         assert self.searching_step is not None
         if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
@@ -369,8 +370,8 @@ class Search:
             return None
         return new
 
-    def accepts(self, old: Trial, new: Trial) -> bool:
-        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?
+    def keep_if_it_gains(self, old: Trial, new: Trial) -> bool:
+        """Note whether the remedies of a trial are kept: it must gain, lose nothing, and keep its outputs near.
 
         A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
         """
@@ -388,15 +389,15 @@ class Search:
         if error := too_far(old, new):
             self.reject(steps, f"tried, and it failed: {error}")
             return False
-        self.results.gains[steps] = gain
+        self.results.remedy_gains[steps] = gain
         for step in steps:
-            self.results.rejected.pop(str(step), None)
+            self.results.remedies_rejected.pop(str(step), None)
         return True
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
         """Note why a remedy was not kept; of a pair nothing is noted."""
         if len(steps) == 1:
-            self.results.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+            self.results.remedies_rejected[str(steps[0])] = steps[0].name, Refusal(reason)
 
 
 def _better_without(end: Trial, other: Trial) -> str:

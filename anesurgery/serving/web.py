@@ -128,12 +128,15 @@ class Job:
     words: str = ""
     """How far the work is."""
     since: float = 0.0
+    """When the work began, by `time.monotonic`, as the times below."""
     answer: dict[str, Any] = field(default_factory=dict)
     stored: int = 0
     """Bytes that were sent."""
     files: int = 0
     seen: float = field(default_factory=time.monotonic)
+    """When the visitor last asked."""
     born: float = field(default_factory=time.monotonic)
+    """When it was made."""
     work: asyncio.Task[None] | None = None
 
     @property
@@ -180,8 +183,7 @@ class Jobs:
         """
         if len(self.held) >= self.limits.models:
             raise TooMuch(f"{len(self.held)} models are here already, which is the most; come back in a while")
-        job = Job(self.folder)
-        job.folder = self.folder / secrets.token_hex(12)
+        job = Job(self.folder / secrets.token_hex(12))
         (job.folder / "upload").mkdir(parents=True)
         (job.folder / "tmp").mkdir()
         self.held[job.id] = job
@@ -286,7 +288,10 @@ class Jobs:
         try:
             answer: dict[str, Any] = json.loads((job.folder / ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return {"error": ended_words(child.returncode)}
+            code = child.returncode
+            how = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
+            why = "the model is damaged, or takes more memory or disk than is allowed here"
+            return {"error": f"the work ended early ({how}): {why}"}
         return answer
 
     async def _listen(self, job: Job, child: asyncio.subprocess.Process) -> None:
@@ -333,14 +338,6 @@ def path_in_upload(name: str) -> PurePosixPath:
     if not plain or not short or ":" in parts[0]:
         raise SurgeryError(f"{name[:LONGEST]!r} is no path inside a model; do not trust it")
     return PurePosixPath(*parts)
-
-
-def ended_words(code: int | None) -> str:
-    """Return what is said of a process that ended without an answer."""
-    how = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
-    return (
-        f"the work ended early ({how}): the model is damaged, or takes more memory or disk than is allowed here"
-    )
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -397,7 +394,18 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
                 await jobs.close()
 
     app = Starlette(
-        routes=routes(),
+        routes=[
+            Route("/", index),
+            Route("/front.css", style),
+            Route("/front.js", script),
+            Route("/models", add, methods=["POST"]),
+            Route("/models/{id}", tell, methods=["GET"]),
+            Route("/models/{id}", drop, methods=["DELETE"]),
+            Route("/models/{id}/files/{path:path}", store, methods=["PUT"]),
+            Route("/models/{id}/work", work, methods=["POST"]),
+            Route("/models/{id}/report", report),
+            Route("/models/{id}/download", download),
+        ],
         lifespan=lifespan,
         middleware=[Middleware(Door, hosts=hosts, token=token)],
         exception_handlers={
@@ -407,22 +415,6 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
     )
     app.state.jobs, app.state.token = jobs, token
     return app
-
-
-def routes() -> list[Route]:
-    """Return the routes: address -> function."""
-    return [
-        Route("/", index),
-        Route("/front.css", style),
-        Route("/front.js", script),
-        Route("/models", add, methods=["POST"]),
-        Route("/models/{id}", tell, methods=["GET"]),
-        Route("/models/{id}", drop, methods=["DELETE"]),
-        Route("/models/{id}/files/{path:path}", store, methods=["PUT"]),
-        Route("/models/{id}/work", work, methods=["POST"]),
-        Route("/models/{id}/report", report),
-        Route("/models/{id}/download", download),
-    ]
 
 
 class Door:

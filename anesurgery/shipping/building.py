@@ -64,7 +64,7 @@ from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import Judge, logits_of_text
 from anesurgery.shipping.checkpoint import Checkpoint, mapped_constants, quiet_transformers
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
-from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, finished_decoder, is_step, step_of
 from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
@@ -531,7 +531,7 @@ class _Builder:
         def make(place: Path) -> None:
             loaded = load(model)
             if is_step(loaded.program):
-                step = finished_step(
+                step = finished_decoder(
                     loaded, target=options.target, cache=options.cache, joined=parts == 1, lookup=lookup
                 )
                 _with_head(step, head).save(place)

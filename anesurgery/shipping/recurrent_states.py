@@ -4,7 +4,7 @@
 Such models keep the last columns of a convolution, a decaying sum and, with attention, keys and values.
 transformers holds all of these in one cache object, so the tensors of that cache become inputs `cache_0`,
 `cache_1`, ... and their new values outputs `cache_0_out`, `cache_1_out`, .... Keys and values have the length
-of the context; the new row is blended in at `position` with a mask of 0 and 1. `finished_step` can then turn
+of the context; the new row is blended in at `position` with a mask of 0 and 1. `finished_decoder` can then turn
 these pairs into states.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,11 @@ KEPT = "cache_"
 """The prefix of the names of cache inputs."""
 CACHE, MODULE = "cache", "module"
 """The roots of paths: most families keep all tensors in a cache object, some keep them in their modules."""
-COLUMNS = "conv_states"
+COLUMNS = "conv_states"  # the last inputs of a convolution, in a cache
 GROWING = {"update": ("keys", "values"), "update_indexer": ("indexer_keys",)}
 """Method of a cache layer -> the attributes to which it appends its arguments."""
-DECODE = "decode"
-MIXING = ("add_cache", "position_function")
+DECODE = "decode"  # the name of the function that reads a token
+LEFT_OUT_STEPS = ("add_cache", "position_function")
 """Steps of `llm_ane` that are left out: they turn the graph of a whole text into one that reads a token."""
 SHAPES = 8
 """The most shapes whose states are joined: columns, sums, and keys and values of two kinds of layers."""
@@ -71,12 +71,12 @@ class DecoderStep:
     @property
     def counts(self) -> bool:
         """Whether the module must be told the position of its token: it has keys or values."""
-        return any(h.axis is not None for h in self.tensors)
+        return any(tensor.axis is not None for tensor in self.tensors)
 
     @property
     def recurrent(self) -> bool:
         """Whether it keeps more than `add_cache` can: other than keys, values and columns of convolutions."""
-        return any(h.axis is None and COLUMNS not in h.path for h in self.tensors)
+        return any(tensor.axis is None and COLUMNS not in tensor.path for tensor in self.tensors)
 
     def filled(self, position: Any, values: Sequence[Any]) -> Any:
         """Return a copy of the cache that holds these values, after `position` tokens."""
@@ -87,18 +87,20 @@ class DecoderStep:
                 owner[last] = value  # type: ignore[index]
             else:
                 setattr(owner, str(last), value)
+        # transformers asks these for the mask and the position, and appending would change the shape; keys and
+        # values are in caches only, never in modules
         for i, layer in enumerate(cache.layers if self.counts else ()):
             layer.get_mask_sizes = lambda *_: (self.context, 0)
             layer.get_seq_length = lambda *_: position[0].to(torch.int64)
             for method, names in GROWING.items():
-                kept = [h for h in self.tensors if h.path in [(CACHE, "layers", i, name) for name in names]]
-                if kept:
+                paths = [(CACHE, "layers", i, name) for name in names]
+                if kept := [tensor for tensor in self.tensors if tensor.path in paths]:
                     setattr(layer, method, _blend_update(layer, kept, position))
         return cache
 
     def cache_values(self, cache: Any) -> list[Any]:
         """Return the tensors of a cache, in the order of `tensors`."""
-        return [_tensor_at(self.module, cache, tensors.path) for tensors in self.tensors]
+        return [_tensor_at(self.module, cache, tensor.path) for tensor in self.tensors]
 
 
 def _blend_update(layer: Any, kept: Sequence[CacheTensor], position: Any) -> Any:
@@ -129,9 +131,10 @@ def step_of(module: Any, context: int) -> DecoderStep | None:
     argument = next((name for name in CACHE_NAMES if name in parameters), None)
     if argument is None:
         return None
-    weights = {id(tensor) for _, tensor in _module_tensors(module)}
+    # ids are enough, since the modules keep these tensors
+    held_before = {id(tensor) for _, tensor in _module_tensors(module)}
     try:
-        (cache, one), (_, two) = (_cache_after(module, argument, count, weights) for count in (1, 2))
+        (cache, one), (_, two) = (_cache_after(module, argument, count, held_before) for count in (1, 2))
     except Exception:  # of transformers, which raises what it likes
         return None
     if not one or one.keys() != two.keys():
@@ -142,13 +145,13 @@ def step_of(module: Any, context: int) -> DecoderStep | None:
 
 
 def _cache_after(
-    module: Any, argument: str, count: int, weights: Collection[int]
+    module: Any, argument: str, count: int, held_before: Collection[int]
 ) -> tuple[Any, dict[Path, Any]]:
     """Return the cache after `count` tokens, and path -> shape of every tensor that is kept."""
     with torch.no_grad():
         cache = read_beginning(module, argument, torch.zeros(1, count, dtype=torch.int64))[1]
-    kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _module_tensors(module) if id(t) not in weights)]
-    return cache, {path: tuple(tensor.shape) for path, tensor in kept}
+    own = ((path, tensor) for path, tensor in _module_tensors(module) if id(tensor) not in held_before)
+    return cache, {path: tuple(tensor.shape) for path, tensor in (*_tensors(cache, (CACHE,)), *own)}
 
 
 def read_beginning(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
@@ -241,34 +244,33 @@ def convert_step(step: DecoderStep, *, half: bool = True) -> Any:
         LoadError: the module cannot be traced or converted.
     """
     names = [f"{KEPT}{i}" for i in range(len(step.tensors))]
-    examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
-    examples += [torch.zeros(h.shape) for h in step.tensors]
-    kind = np.float16 if half else np.float32
+    examples = [torch.zeros(1, 1, dtype=torch.int64)]
     inputs = [ct.TensorType(TOKENS, (1, 1), dtype=np.int32)]
-    inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
-    inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.tensors, strict=True)]
+    if step.counts:
+        examples.append(torch.zeros(1, dtype=torch.int32))
+        inputs.append(ct.TensorType(POSITION, (1,), dtype=np.int32))
+    examples += [torch.zeros(tensor.shape) for tensor in step.tensors]
+    kind = np.float16 if half else np.float32
+    inputs += [
+        ct.TensorType(n, tensor.shape, dtype=kind) for n, tensor in zip(names, step.tensors, strict=True)
+    ]
     outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
-    return traced_package(step.module, _as_step_module(step), examples, inputs, outputs, half)
+    return traced_package(step.module, Stepping(step).eval(), examples, inputs, outputs, half)
 
 
-def _as_step_module(step: DecoderStep) -> Any:
-    """Wrap a module so that its cache tensors are inputs and outputs."""
+class Stepping(torch.nn.Module):
+    """A module whose cache tensors are inputs and outputs."""
 
-    class Stepping(torch.nn.Module):
-        """(ids, position, cache tensors) -> (logits, new cache tensors)."""
+    def __init__(self, step: DecoderStep) -> None:
+        super().__init__()
+        self.model, self.step = step.module, step
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = step.module
-
-        def forward(self, ids: Any, *given: Any) -> tuple[Any, ...]:
-            position, tensors = (given[0], given[1:]) if step.counts else (None, given)
-            cache = step.filled(position, tensors)
-            kept: Mapping[str, Any] = {step.argument: cache, "use_cache": True}
-            logits = self.model(input_ids=ids, **kept).logits
-            return (logits, *step.cache_values(cache))
-
-    return Stepping().eval()
+    def forward(self, ids: Any, *given: Any) -> tuple[Any, ...]:
+        """Return (logits, new cache tensors) of (ids, position, cache tensors)."""
+        position, tensors = (given[0], given[1:]) if self.step.counts else (None, given)
+        cache = self.step.filled(position, tensors)
+        logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}).logits
+        return (logits, *self.step.cache_values(cache))
 
 
 def is_step(program: Program) -> bool:
@@ -276,7 +278,7 @@ def is_step(program: Program) -> bool:
     return any(name.startswith(KEPT) for function in program.functions.values() for name in function.inputs)
 
 
-def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: bool, lookup: bool) -> Surgery:
+def finished_decoder(loaded: Loaded, *, target: str | None, cache: str, joined: bool, lookup: bool) -> Surgery:
     """Apply `llm_ane` to a step, name its function `decode`, and make the cache states where asked.
 
     Args:
@@ -289,10 +291,12 @@ def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: boo
     ((name, function),) = loaded.program.functions.items()
     del loaded.program.functions[name]
     loaded.program.add_function(DECODE, function)
-    steps = [step for step in registry.recipe_module("llm_ane").llm_ane.steps if step.name not in MIXING]
+    llm_ane = registry.recipe_module("llm_ane").llm_ane
+    passes = [one for one in llm_ane.steps if one.name not in LEFT_OUT_STEPS]
     if cache == "state":
-        steps.append(registry.make_pass("io_as_cache"))
-        steps += [registry.make_pass("join_states", joined=f"{KEPT}of_{i}") for i in range(SHAPES * joined)]
+        numbers = range(SHAPES if joined else 0)
+        passes.append(registry.make_pass("io_as_cache"))
+        passes += [registry.make_pass("join_states", joined=f"{KEPT}of_{i}") for i in numbers]
     if POSITION in function.inputs:
-        steps.append(registry.make_pass("position_function", lookup=lookup))
-    return apply(loaded.program, steps, target=target, prove=None, quiet=True)
+        passes.append(registry.make_pass("position_function", lookup=lookup))
+    return apply(loaded.program, passes, target=target, prove=None, quiet=True)

@@ -119,29 +119,29 @@ def test_a_pair_is_found_whose_first_step_does_harm() -> None:
         found, end = search(built(sums), *steps)
         assert [step.name for step in end.steps] == ["cumsum_to_modes", "mod_to_exp"]
         assert end.score.share["ops"] == 1
-        ((steps_kept, said),) = found.results.gains.items()
+        ((steps_kept, said),) = found.results.remedy_gains.items()
         assert [step.name for step in steps_kept] == ["cumsum_to_modes", "mod_to_exp"]
         assert said.startswith("expected time ")
-        assert not found.results.rejected
+        assert not found.results.remedies_rejected
 
 
 def test_the_first_step_alone_is_not_kept() -> None:
     found, end = search(built(sums), CumsumToModes())
     assert not end.steps
-    (_, refusal), *_ = found.results.rejected.values()
+    (_, refusal), *_ = found.results.remedies_rejected.values()
     assert "the expected time would rise" in refusal.reason
 
 
 def test_more_ops_on_the_ane_are_no_gain() -> None:
     found, end = search(built(sums), Crowd())
     assert not end.steps
-    assert "tried and undone" in str(found.results.rejected["crowd"][1])
+    assert "tried and undone" in str(found.results.remedies_rejected["crowd"][1])
 
 
 def test_a_step_that_fails_does_not_stop_the_others() -> None:
     found, end = search(built(sums), Fails(), CumsumToModes(), ModToExp())
     assert len(end.steps) == 2
-    assert "out of luck" in found.results.rejected["fails"][1].reason
+    assert "out of luck" in found.results.remedies_rejected["fails"][1].reason
 
 
 @pytest.mark.parametrize("trials", [0, 1])
@@ -211,7 +211,7 @@ class KnownLoss(Rewrite):
 def test_what_was_measured_counts_more_than_the_estimate() -> None:
     found, end = search(built(sums), Known())
     assert [step.name for step in end.steps][:1] == ["known"]
-    assert next(iter(found.results.gains.values())) == "twice as fast (measured)"
+    assert next(iter(found.results.remedy_gains.values())) == "twice as fast (measured)"
     _, end = search(built(sums), KnownLoss())
     assert not end.steps
 
@@ -252,7 +252,7 @@ def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(searching, "CLEARLY", 0.95)
     found, end = search(built(sums), ChangedExp(), CumsumToExp())
     assert [step.name for step in end.steps] == ["cumsum_to_exp"]
-    (_, refusal) = found.results.rejected["cumsum_to_changed_exp"]
+    (_, refusal) = found.results.remedies_rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith("tried and undone: as much is gained without it")
     assert [step.name for step in search(built(sums), ChangedExp())[1].steps] == ["cumsum_to_changed_exp"]
 
@@ -261,7 +261,7 @@ def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
     """The wrong version: any gain in time, as of a decoder that gave one position of all for nothing."""
     found, end = search(built(sums), ChangedExp())
     assert not end.steps
-    (_, refusal) = found.results.rejected["cumsum_to_changed_exp"]
+    (_, refusal) = found.results.remedies_rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith(
         "tried and undone: the results would change, and the expected time 9.72 ms -> 7.11 ms"
     )
@@ -301,10 +301,10 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
 
     found, end = search(built(twice), SumsToThree(), AllRelu())
     assert [step.name for step in end.steps] == ["all_relu"]
-    (_, refusal) = found.results.rejected["sums_to_three"]
+    (_, refusal) = found.results.remedies_rejected["sums_to_three"]
     words = "kept first, and undone: the other steps do as well without it (expected time"
     assert refusal.reason.startswith(words)
-    assert [step.name for steps in found.results.gains for step in steps] == ["all_relu"]
+    assert [step.name for steps in found.results.remedy_gains for step in steps] == ["all_relu"]
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class SumsToMany(Rewrite):
 def test_large_trials_use_up_what_may_be_tried() -> None:
     """The wrong version: as many trials, however large a step makes the program."""
     found, end = search(built(sums), SumsToMany(), trials=4)
-    tried = [state for state in found.trials.reached.values() if isinstance(state, Trial)]
+    tried = [state for state in found.tried.reached.values() if isinstance(state, Trial)]
     assert not end.steps
     assert sum(state.size for state in tried) <= 4 * LEAST + max(state.size for state in tried)
     assert len(tried) < 4
@@ -337,7 +337,7 @@ def test_two_steps_are_tried_in_one_order() -> None:
     found, _ = search(built(sums), CumsumToModes(), Crowd())
     pairs = [
         [str(step) for step in steps]
-        for steps, end in found.trials.reached.items()
+        for steps, end in found.tried.reached.items()
         if len(steps) == 2 and isinstance(end, Trial)
     ]
     assert [sorted(pair) for pair in pairs] == [["crowd", "cumsum_to_modes"]]
@@ -362,7 +362,11 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert bool(end.steps) == kept
-    said = found.results.rejected["rounds"][1].reason if "rounds" in found.results.rejected else "kept"
+    said = (
+        found.results.remedies_rejected["rounds"][1].reason
+        if "rounds" in found.results.remedies_rejected
+        else "kept"
+    )
     assert ("values would be rounded" in said) != kept
 
 
@@ -375,7 +379,7 @@ def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert not end.steps
-    assert found.results.rejected["rounds"][1].reason.endswith(
+    assert found.results.remedies_rejected["rounds"][1].reason.endswith(
         "no more would run on the ANE, and no run time is known"
     )
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "more")

@@ -41,9 +41,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
-from anesurgery.placement.target import Target
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, elements, flag, number
+from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number
 
 _GUARDED_FROM = 8
 """The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
@@ -158,15 +157,16 @@ _DEFAULT_PASSES = (
 
 def save_changes(program: Program) -> Iterator[Finding]:
     """Yield a finding for each default pass of coremltools that would change the program."""
-    hits: dict[int, list[Operation]] = {}
+    changed: dict[_DefaultPass, list[Operation]] = {default_pass: [] for default_pass in _DEFAULT_PASSES}
     for op in walk_ops(program):
-        for i, change in enumerate(_DEFAULT_PASSES):
-            if op.op_type in change.ops and change.changes(op):
-                hits.setdefault(i, []).append(op)
-    for i, ops in sorted(hits.items()):
-        change = _DEFAULT_PASSES[i]
-        message = f"{change.name} changes {len(ops)} {ops[0].op_type}, first %{ops[0].outputs[0].name}"
-        yield change.rule().finding(message)
+        for default_pass, ops in changed.items():
+            if op.op_type in default_pass.ops and default_pass.changes(op):
+                ops.append(op)
+    for default_pass, ops in changed.items():
+        if ops:
+            op = ops[0]
+            message = f"{default_pass.name} changes {len(ops)} {op.op_type}, first %{op.outputs[0].name}"
+            yield default_pass.rule().finding(message)
 
 
 LARGEST_INT16 = 2**15 - 1
@@ -280,16 +280,10 @@ def narrowed_places(op: Operation) -> str:
     places = op.outputs[1] if op.op_type == "topk" and len(op.outputs) > 1 else None
     if places is None or np_dtype(places).itemsize > 2:
         return ""
-    length, last = op.x.shape[axes_of_topk(op)], np.iinfo(np_dtype(places)).max
+    length, last = op.x.shape[axis_of(op)], np.iinfo(np_dtype(places)).max
     if not isinstance(length, int) or length - 1 <= last:
         return ""
     return f"the places %{places.name} go to {length - 1}, and {np_dtype(places)} ends at {last}"
-
-
-def axes_of_topk(op: Operation) -> int:
-    """Return the axis along which a topk chooses."""
-    axis = number(op.inputs.get("axis"))
-    return -1 if axis is None else int(axis)
 
 
 LIMITS = names("clip maximum minimum floor_div")
@@ -341,8 +335,6 @@ def kept_sign(op: Operation) -> str:
 
 def rounded_away(op: Operation) -> str:
     """Report an fp16 constant that rounding has made 0 or subnormal."""
-    if op.op_type not in ("mul", "real_div", "add", "sub", "pow"):
-        return ""
     for name, var in operands(op):
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
@@ -392,8 +384,6 @@ def overhanging_mean(op: Operation) -> str:
 
 def short_causal_mask(op: Operation) -> str:
     """Report a constant causal mask over more keys than queries that is aligned at the first key."""
-    if op.op_type != "add":
-        return ""
     for scores, mask in ((op.x, op.y), (op.y, op.x)):
         value = constant(mask) if producer(scores, "matmul") is not None else None
         if value is None or np.ndim(value) < 2:
@@ -438,12 +428,7 @@ _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
 RESTORE = "restore_meaning"
 
 
-def remainder(op: Operation, target: Target) -> str:
-    """Report a value minus itself."""
-    return lost_remainder(op)
-
-
-def epsilon(op: Operation, target: Target) -> str:
+def epsilon(op: Operation) -> str:
     """Report a norm whose epsilon counts more than it should."""
     norm = grown_epsilon(op)
     if norm is None or norm.most_change < LEAST_CHANGE:
@@ -452,7 +437,7 @@ def epsilon(op: Operation, target: Target) -> str:
     return f"{words}, which changes a row with a spike by up to {norm.most_change:.1%}"
 
 
-def branch(op: Operation, target: Target) -> str:
+def branch(op: Operation) -> str:
     """Report an atan2 that is wrong on the negative half of the x axis."""
     return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
@@ -463,7 +448,7 @@ RULES = (
         names("sub"),
         "x % 1 was converted without its floor: coremltools 9 drops a division by 1, and x - x is left",
         "FluidInference/mobius: pull request 58; found when rebuilt with coremltools 9.0",
-        test=remainder,
+        test=lambda op, target: lost_remainder(op),
         remedy=RESTORE,
         advice="write x - torch.floor(x) and convert again",
     ),
@@ -473,7 +458,7 @@ RULES = (
         "the converted rms_norm first divides by the largest magnitude, and then adds the original epsilon. "
         "So the epsilon is too large by the square of this magnitude, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
-        test=epsilon,
+        test=lambda op, target: epsilon(op),
         remedy=RESTORE,
         advice="divide the epsilon by the square of the scale",
     ),
@@ -483,7 +468,7 @@ RULES = (
         "torch.atan2 was converted without the branch y = 0: the DC and Nyquist bins get the phase 0 instead "
         "of pi",
         "FluidInference/mobius: pull request 50",
-        test=branch,
+        test=lambda op, target: branch(op),
         remedy=RESTORE,
         advice="compare y with greater_equal",
     ),
@@ -567,7 +552,7 @@ RULES = (
         advice="give the mask as an input, aligned at the last key",
     ),
 )
-"""One rule for each form, with the pass that repairs it."""
+"""One rule for each form, with the pass, where one repairs it."""
 
 UNMOVED = general(
     "lost-output",

@@ -20,8 +20,8 @@ RENDERERS = tuple(
 )
 """The modules that register renderers."""
 
-Form: TypeAlias = Literal["rich", "text", "details", "html", "json", "page", "plot"]
-"""What rich prints, the same as text, in full, a notebook cell, plain data, a file of its own, a picture."""
+Form: TypeAlias = Literal["report", "rich", "text", "details", "html", "json", "page", "plot"]
+"""Its parts, what rich prints, the same as text, in full, a notebook cell, plain data, a page, a picture."""
 
 _DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}
 

@@ -159,6 +159,22 @@ class Refused(Exception):  # noqa: N818 - reads as a statement; becomes a `Refus
     """A reason to refuse, found where a value was asked for; the driver of rewrites makes a `Refusal` of it."""
 
 
+def damage(error: Exception) -> str:
+    """Return in words what was wrong in a file, of an error of `DAMAGED`."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, (OSError, ValueError)):
+        return str(error)
+    return f"its content has another form ({type(error).__name__})"
+
+
+def no_folder(folder: Path) -> str:
+    """Return the error for a place in a folder that is none."""
+    if folder.exists():
+        return f"{folder} is a file, and no folder; choose another place"
+    return f"the folder {folder} does not exist; make it first"
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
@@ -173,7 +189,8 @@ def missing(path: Path) -> str:
     if path.is_symlink():
         return f"{path} is a link that leads nowhere; copy the model itself"
     if re.match(r"[a-z]+:/", str(path)):
-        return f"{path} is an address; download the model, and give the file"
+        address = re.sub(":/+", "://", str(path), count=1)  # a path has one slash
+        return f"{address} is an address; download the model, and give the file"
     near = sorted(p.name for p in path.parent.glob("*.ml*") if p.exists()) if path.parent.is_dir() else []
     if near:
         return f"{path} does not exist; in its folder: {', '.join(near[:MOST_NEIGHBOURS])}"

@@ -59,12 +59,11 @@ from anesurgery.rewriting.checks import (
     check_requirement,
     prove_model,
 )
-from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose, is_clearly_faster
-from anesurgery.rewriting.edit_plan import Plan
+from anesurgery.rewriting.choosing import ASKED, Chosen, Wish, choose, is_clearly_faster
+from anesurgery.rewriting.edit_plan import Plan, Planned
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
 from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
-from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial
 
@@ -439,7 +438,7 @@ class _Job:
         if self.plan is not None:
             return Chosen(self.plan.held_for(self.counted, self.session.target))
         if self.recipe is None:
-            return as_asked(self.wish, self.session.target)
+            return self._as_asked()
         misfits = [r for graph in self.given.chosen if (r := self.recipe.applies_to(graph)) is not None]
         is_unsuited = bool(misfits) and len(misfits) == len(self.given.chosen)
         if is_unsuited and self.recipe.strict:
@@ -452,12 +451,16 @@ class _Job:
                 raise
             self.failure = error
             # the edits before it are those of the steps as they are
-            return as_asked(self.wish, self.session.target)
+            return self._as_asked()
         if is_unsuited and not chosen.plan.steps:
-            reasons = refusal_lines(chosen.plan.left_out)
-            raise SurgeryError("; ".join([f"{self.recipe.name} changed nothing: {misfits[0]}", *reasons]))
+            raise SurgeryError(f"{self.recipe.name} changed nothing: {misfits[0]}; auto is for any model")
         left = (*((self.recipe.name, why) for why in misfits), *chosen.plan.left_out)
         return replace(chosen, plan=replace(chosen.plan, left_out=left))
+
+    def _as_asked(self) -> Chosen:
+        """Return the plan of passes that were all asked for by name: there is nothing to choose."""
+        steps = tuple(Planned(step, ASKED) for step in self.wish.steps)
+        return Chosen(Plan(self.wish.name, self.session.target, steps))
 
     def edited(self, chosen: Chosen) -> tuple[Surgery, Session]:
         """The model after the steps of a plan, with the check of each edit.

@@ -50,9 +50,10 @@ from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement import findings_in_words
 from anesurgery.placement.evidence import Finding
-from anesurgery.rewriting.choosing import Search, Searching, Wish, choose
+from anesurgery.rewriting.choosing import Wish, choose
 from anesurgery.rewriting.ml_program import MLProgram, Subject
 from anesurgery.rewriting.passes import in_order, run_pass
+from anesurgery.rewriting.search import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
@@ -129,14 +130,18 @@ class ApplyRemedies(Searching):
     def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
         """What was gained, what was not kept, what keeps ops off the ANE still, and what is wrong still."""
         refusals = [
-            *search.rejected.values(),
+            *search.results.rejected.values(),
             *_refused(search, end),
-            *_still_off(search.search_start, end),
+            *_still_off(search.before_remedies, end),
             *(("apply_remedies", Refusal(words)) for words in findings_in_words.unrepaired(end.findings)),
         ]
-        stay = [steps for steps in search.gains if all(step in end.steps for step in steps)]
-        kept = [f"kept {' and then '.join(map(str, steps))}: {search.gains[steps]}" for steps in stay]
-        scores = [f"before: {search.search_start.score}", *kept, f"after: {end.score}"] if kept else []
+        stay = {
+            steps: gain
+            for steps, gain in search.results.gains.items()
+            if all(step in end.steps for step in steps)
+        }
+        kept = [f"kept {' and then '.join(map(str, steps))}: {gain}" for steps, gain in stay.items()]
+        scores = [f"before: {search.before_remedies.score}", *kept, f"after: {end.score}"] if kept else []
         return [*scores, *_advice(end, search)], refusals
 
 
@@ -149,16 +154,16 @@ def _advice(end: Trial, search: Search) -> Iterator[str]:
             f"the sizes of {', '.join(varying)} vary, and most steps need fixed ones: fix them first "
             "(fix_shapes), and apply auto to the result"
         )
-    if search.ended:
+    if search.results.trials_ran_out:
         yield "not every step was tried, nor every pair: the trials ran out; a larger `trials` tries more"
 
 
 def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """Yield refusals of passes that did not run, at ops that the given model had and the new one still has."""
-    stay = {row.name for part in search.search_start.inspections for row in part.ops}
+    stay = {row.name for part in search.before_remedies.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
-    for op, (step_name, refusal) in search.refused.items():
+    for op, (step_name, refusal) in search.results.refused.items():
         if op in stay and step_name not in ran:
             yield step_name, refusal
 

@@ -113,7 +113,7 @@ class CausalMaskTensor(Rewrite):
             return False
         if np.ndim(value) != chain.scores.rank or an.np_dtype(mask) != an.np_dtype(chain.scores):
             return False
-        if not masks.is_shared(mask) or mask.shape[-2:] != chain.size:
+        if not _is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         bits, fill = (a.view(f"u{value.dtype.itemsize}") for a in (value, np.array(self.fill, value.dtype)))
         keep = bits == 0  # compares integers, since numpy compares fp16 slowly
@@ -135,7 +135,7 @@ class CausalMaskTensor(Rewrite):
         value = an.constant(total)
         if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
-        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.is_shared(total)
+        return np.array_equal(value, self.tensor(parts.keep, dtype)) and _is_shared(total)
 
     def tensor(self, keep: an.Array, dtype: np.dtype[np.generic]) -> an.Array:
         """Return the additive mask: 0 where a position is kept, else the fill."""
@@ -152,7 +152,7 @@ class CausalMaskTensor(Rewrite):
                 of_keys = shape[-1:] == keep.shape[-1:]
                 holds = rng.random(shape) < (0.5 if of_keys else 1)
                 if of_keys:
-                    holds[..., masks.safe_keys(keep)] = True
+                    holds[..., _safe_keys(keep)] = True
                 return np.asarray(holds == wanted)
         if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
             return self.tensor(m.parts.keep, an.np_dtype(var))
@@ -163,7 +163,7 @@ class CausalMaskTensor(Rewrite):
         shape, most = drawn_shape(var), an.intervals.masked_up_to(self.fill)
         values = np.minimum(rng.standard_normal(shape) * 10 ** rng.uniform(-3, 4, shape), most)
         of_keys = shape[-1:] == m.parts.keep.shape[-1:]
-        visible = masks.safe_keys(m.parts.keep) if of_keys else slice(None)
+        visible = _safe_keys(m.parts.keep) if of_keys else slice(None)
         if shape:
             values[..., visible] = values[..., visible].clip(-most, most)
         return np.asarray(values).astype(an.np_dtype(var))
@@ -184,7 +184,7 @@ class CausalMaskTensor(Rewrite):
         for bias in parts.biases:
             x = mb.add(x=x, y=small_builds.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = small_builds.again_on(mb, op, x)
+            x = _copy_of_tail_op(mb, op, x)
         return mb.softmax(x=small_builds.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
@@ -232,6 +232,38 @@ class CausalMaskTensor(Rewrite):
         words = f"give {name} ({shape}, {dtype}): 0 where a position may look, {self.fill:g} elsewhere"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
         return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(dtype.type), change)
+
+
+def _is_shared(var: Var | None) -> bool:
+    """Is a value one of the constants at the head of its block, where shared constants are?"""
+    block = var.op.enclosing_block if var is not None and var.op is not None else None
+    for op in block.operations if block is not None else ():
+        if op.op_type != "const":
+            return False
+        if op.outputs[0] is var:
+            return True
+    return False
+
+
+def _safe_keys(keep: an.Array) -> list[int]:
+    """Return keys such that each query keeps at least one of them."""
+    keys: list[int] = []
+    for row in keep.reshape(-1, keep.shape[-1]):
+        if row.any() and not row[keys].any():
+            keys.append(int(np.flatnonzero(row)[-1]))
+    return keys
+
+
+def _copy_of_tail_op(mb: Builder, op: an.Operation, x: Var) -> Var:
+    """Build a cast, scaling or reshape between a mask and its softmax again, on x; an identity is left out."""
+    if op.op_type == "cast":
+        return small_builds.as_dtype(mb, x, an.np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if an.constant(op.y) is not None else op.x
+        x = small_builds.as_dtype(mb, x, an.np_dtype(scale))
+        copy: Var = getattr(mb, op.op_type)(x=x, y=scale)
+        return copy
+    return mb.reshape(x=x, shape=op.shape) if op.op_type == "reshape" else x
 
 
 def _digest(keep: an.Array) -> str:

@@ -55,7 +55,7 @@ VALUES = 256
 
 Encode = Callable[[Builder], Var]
 """Builds the new weight."""
-ROUNDED = "its weights are rounded, as the notes say; compare whole models"
+ROUNDED = "weights are rounded, as the notes say; compare whole models"
 
 
 @dataclass(frozen=True)

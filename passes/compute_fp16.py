@@ -39,7 +39,7 @@ from anesurgery.rewriting.passes import check_named
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
-ROUNDED = "its operands are rounded too, and drawn numbers may leave fp16 where its own do not; compare models"
+ROUNDED = "operands are rounded too, and drawn numbers may leave fp16 where its own do not; compare models"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ come near the fill.
 Why it helps: fused attention did not apply a mask unless an op of the same procedure made it (reported, M1 Max,
 macOS 27.0, and M4, macOS 26.6.2: docs/engine-faults.md), and under 26.1 it gave infinities and NaN
 (reported: pytorch/executorch issue 15833). Core ML prefers the engine for it only from about 2 million elements
-for each of query, key and value (measured, M4, macOS 27.0.1, 751K); the parts have no such bound.
+for each of query, key and value (measured, M4, macOS 27.0.1, 751K); the separate ops need no such size.
 
 Grade: proved.
 """

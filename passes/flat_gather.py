@@ -12,7 +12,7 @@ Why it helps: with run-time indices `gather_nd` gave zeros on the engine, and wa
 through Core ML on M4, macOS 27), so it runs where it is right; `one_hot_lookup` makes a product of it where
 that is small. What the rewrite costs in time was not measured.
 
-Grade: checked: it rests on the range of the places.
+Grade: checked: it rests on the range of the indices.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Why it helps: shapes that depend on values keep all that follows off the ANE, an
 axis crashed (reported: Core ML through ExecuTorch, the device is not named: pytorch/executorch issue
 17537). A selection is legal anywhere. What the pass gains in time was not measured.
 
-Grade: checked: a list of places is opaque in the field.
+Grade: checked: a list of indices is opaque in the field.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ when several rows are written along another axis than the last but one, and when
 Why it helps: the ANE takes a slice_update only as the write of a state (reported: M4, macOS 27.0, and macOS 15,
 by 4rg0naut/silicon-ledger-public); a selection is legal anywhere. What the pass gains in time was not measured.
 
-Grade: checked: it rests on the place lying inside.
+Grade: checked: it rests on the index being in range.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ compiled (measured through Core ML on M4, macOS 27), while a product and a compa
 the position from int32 stays on the CPU. For long axes the product costs more than the gather on the CPU; what
 it gains for short ones was not measured. It needs finite numbers: 0 times infinity is NaN.
 
-Grade: checked: it rests on the range of the places.
+Grade: checked: it rests on the range of the indices.
 """
 
 from __future__ import annotations

@@ -155,11 +155,11 @@ class SelectLastToken(Rewrite):
         """Select, then build the rest on one row."""
         logits: Var = m.root.outputs[0]
         if self.position == "input":
-            return {logits: small_builds.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
+            return {logits: small_builds.tail_on_row(mb, m.tail, self.picked(mb, logits, m.tail))}
         if not m.selects:
             words = f"{logits.name} now has the last position only: {_one_row(logits)}"
             mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
-        row = small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))
+        row = small_builds.tail_on_row(mb, m.tail, _last_row(mb, m.tail.source, m.tail.axis))
         return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
 
     def picked(self, mb: Builder, logits: Var, tail: row_tails.Tail) -> Var:
@@ -182,6 +182,18 @@ class SelectLastToken(Rewrite):
         if source.rank == 3:
             one_hot = mb.expand_dims(x=one_hot, axes=[1])
         return mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
+
+
+def _last_row(mb: Builder, value: Var, axis: int) -> Var:
+    """Return the last position of an axis, by a slice with constant bounds."""
+    shape = list(value.shape)
+    is_axis = [a == axis for a in range(len(shape))]
+    if any_symbolic(shape):
+        begin, others = [-1 if is_last else 0 for is_last in is_axis], [not is_last for is_last in is_axis]
+        ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
+    else:
+        begin, ends = [shape[axis] - 1 if is_last else 0 for is_last in is_axis], {"end": shape}
+    return mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
 
 
 def _one_row(logits: Var) -> str:

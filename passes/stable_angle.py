@@ -50,7 +50,7 @@ class StableAngle(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw numbers other than 0 for four quadrants, since compositions are wrong on the axes."""
-        if not m.angle.turns or var not in (m.angle.y, m.angle.x):
+        if not m.angle.all_quadrants or var not in (m.angle.y, m.angle.x):
             return None
         sizes = 10 ** rng.uniform(-2, 4, drawn_shape(var))
         return adversarial.with_random_signs(rng, sizes).astype(an.np_dtype(var))
@@ -64,7 +64,7 @@ class StableAngle(Rewrite):
         near = mb.atan(x=mb.real_div(x=mb.minimum(x=up, y=aside), y=divisor), name=f"{y.name}_near")
         rest = mb.sub(x=math.pi / 2, y=near, name=f"{y.name}_rest")
         value = mb.select(cond=mb.greater(x=up, y=aside), a=rest, b=near)
-        if m.angle.turns:
+        if m.angle.all_quadrants:
             value = mb.select(cond=mb.less(x=x, y=0.0), a=mb.sub(x=math.pi, y=value), b=value)
             below = self.is_negative(mb, y)
         else:  # where y is 0, so is the angle

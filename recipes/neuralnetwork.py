@@ -1,4 +1,4 @@
-"""Models of the older format (`.mlmodel`): every layer in the form of the first releases, which the ANE runs.
+"""Models of the older format (`.mlmodel`): every layer in the form of iOS 11 and 12, which the ANE runs.
 
 `neuralnetwork_ane` rewrites the layers of a neural network, a classifier, a regressor, or of the networks in a
 pipeline; an `.mlmodel` goes in and comes out. The passes are sorted by what each declares (`precedes`,

@@ -224,6 +224,29 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def broken_tables(text: str) -> list[str]:
+    """Return the rows that have another number of cells than the row before, or stand outside of a table."""
+    text = re.sub(r"^(?:```|~~~).*?^(?:```|~~~)$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`|\\\|", "code", text)
+    tables = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    broken = [t.splitlines()[0] for t in tables if not re.match(r".*\n\|[-:| ]+\|(?:\n|$)", t)]
+    return broken + [
+        row for t in tables for row in t.splitlines() if row.count("|") != t.partition("\n")[0].count("|")
+    ]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs").rglob("*/*.md"))], ids=lambda p: p.name)
+def test_tables_are_whole(page: Path) -> None:
+    assert broken_tables(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_table_is_noticed() -> None:
+    whole = "| a | `b|c` |\n|---|---|\n| d | e |\n"
+    assert broken_tables(whole) == []
+    assert broken_tables(f"{whole}\n| f | g |\n") == ["| f | g |"]
+    assert broken_tables(f"{whole}| f |\n") == ["| f |"]
+
+
 def test_every_public_name_has_an_example() -> None:
     """The examples run with the other snippets; the reference shows them beside each call."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

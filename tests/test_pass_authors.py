@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import math
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,6 +54,20 @@ def helpers() -> Iterator[str]:
 @pytest.mark.parametrize("name", list(helpers()))
 def test_the_page_names_every_helper(name: str) -> None:
     assert name in PAGE
+
+
+ROW = re.compile(r"^\| `(?:(\w+(?:\.\w+)+|mil)` \| `)?(\w+)[^`]*` \| ", re.MULTILINE)
+"""A row of the tables of names: the module, if the table has a column for it, and the name."""
+
+
+def test_the_tables_of_names_have_names_that_exist() -> None:
+    own, others = PAGE.split("## Names in `anesurgery.authoring`")[1].split("## Names in other modules")
+    assert sorted(name for _, name in ROW.findall(own)) == sorted(an.__all__)
+    rows = [(module, name) for module, name in ROW.findall(others) if module]
+    modules = {module: importlib.import_module(f"anesurgery.{module}") for module, _ in rows}
+    assert len(rows) > 60
+    assert [row for row in rows if not hasattr(modules[row[0]], row[1])] == []
+    assert [module for module, _ in rows] == [module for m in modules for module, _ in rows if module == m]
 
 
 def test_one_import_is_enough_and_light() -> None:

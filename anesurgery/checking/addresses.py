@@ -16,9 +16,9 @@ import torch
 
 from anesurgery.checking.lengths import drawn_shape, evaluator, length_of
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.sampling import LOOKUPS, is_guard
+from anesurgery.interpret.sampling import is_guard
 from anesurgery.mil import Operation, Var, constant, consumers, ct, is_symbolic, np_dtype, operands
-from anesurgery.ops import JOINING, MOVING, PADDING, REARRANGING, names
+from anesurgery.ops import JOINING, LOOKUPS, MOVING, PADDING, REARRANGING, names
 from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor, number
 
@@ -112,7 +112,7 @@ def _is_position_or_count(var: Var, ops: Sequence[Operation]) -> bool:
                 continue
             if name in ADDRESSES:
                 return True
-            if op.op_type not in LOOKUPS or name != LOOKUPS[op.op_type][0]:
+            if op.op_type not in LOOKUPS or name != "indices":
                 reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
     return False
 
@@ -149,11 +149,11 @@ def _runs_with(op: Operation, var: Var) -> bool:
 def _requirements_of(op: Operation, reached: _Followed) -> Iterator[_Required]:
     """Yield the ranges that an op requires of the elements it reads as indices."""
     scatters = op.op_type.startswith("scatter")
-    index, table = ("indices", "data") if scatters else LOOKUPS.get(op.op_type, ("", ""))
-    if not index or op.inputs.get(index) is not reached.value:
+    if not (scatters or op.op_type in LOOKUPS) or op.inputs.get("indices") is not reached.value:
         return
+    table = op.data if scatters else op.x
     back = reached.guarded or (not scatters and op.opset_version < ct.target.iOS17)
-    for at, rows in _indices_by_axis(op, op.inputs[table], reached):
+    for at, rows in _indices_by_axis(op, table, reached):
         yield _Required(at, (-rows if back else 0) - reached.shift, rows - 1 - reached.shift)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from anesurgery.checking.addresses import FEW_PLACES, Bounds, is_among
 from anesurgery.checking.grades import UpperLimit
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
+from anesurgery.ops import LOOKUPS
 from anesurgery.semantics.intervals import stored_interval
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
@@ -406,9 +406,8 @@ def _tables(index: Var, ops: Sequence[Operation]) -> list[Array]:
     """Return the constant tables that a value indexes, rows first."""
     reached, tables = {index}, []
     for op in ops:
-        where, table = LOOKUPS.get(op.op_type, ("", ""))
-        if where and op.inputs[where] in reached:
-            value, axis = constant(op.inputs[table]), constant(op.inputs.get("axis"))
+        if op.op_type in LOOKUPS and op.indices in reached:
+            value, axis = constant(op.x), constant(op.inputs.get("axis"))
             plain = not op.op_type.endswith("_nd") and np.ndim(value)
             tables += [np.moveaxis(np.asarray(value), int(axis or 0), 0)] if plain else []
         elif any(is_among(value, reached) for value in op.inputs.values()):

@@ -16,9 +16,8 @@ import numpy as np
 from anesurgery.checking.addresses import ADDRESSES
 from anesurgery.checking.adversarial import SMALL_CONSTANT, Drawing, implied
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, any_symbolic, constant, ct, np_dtype, operands, types
-from anesurgery.ops import POINTWISE, names
+from anesurgery.ops import LOOKUPS, POINTWISE, names
 from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor
 
@@ -251,9 +250,8 @@ def _draws_some_integers(op: Operation) -> bool:
             return True
     if op.op_type not in LOOKUPS:
         return op.op_type.startswith("scatter")
-    index, table = (op.inputs[name] for name in LOOKUPS[op.op_type])
-    counts_back = op.opset_version < ct.target.iOS17 and stored_interval(index)[0] < 0
-    return constant(index) is None and (counts_back or any_symbolic(table.shape))
+    counts_back = op.opset_version < ct.target.iOS17 and stored_interval(op.indices)[0] < 0
+    return constant(op.indices) is None and (counts_back or any_symbolic(op.x.shape))
 
 
 def _counted_through(drawn: Sequence[Var], elements: Sequence[range], total: int) -> Iterator[dict[Var, Array]]:

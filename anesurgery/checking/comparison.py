@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.divergence import first_divergence
+from anesurgery.checking.length_use import Use, use_of
 from anesurgery.checking.lengths import (
-    NOTHING,
     Declared,
     declared_lengths,
     drawn_shape,
@@ -29,7 +29,7 @@ from anesurgery.checking.lengths import (
 )
 from anesurgery.checking.lockstep import ModelProof, prove_models
 from anesurgery.checking.output_comparison import OutputComparison, compare_arrays
-from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
+from anesurgery.checking.trial_lengths import TrialLengths, apart_lengths, lengths_to_try
 from anesurgery.checking.trials import run_trial
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
@@ -702,7 +702,7 @@ def prove_function(
         return limited_to_lengths(proof, old, new, values)
     dynamic_alike = all(_are_dynamic_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
     may_vary = dynamic_alike and not how["contract"]
-    plan = _length_plan(old, new, declared_lengths(a.program, a.spec)) if may_vary else Plan(())
+    plan = _length_plan(old, new, declared_lengths(a.program, a.spec)) if may_vary else TrialLengths(())
     plan = replace(plan, others=(), gap="") if plan.alike and proof.proved else plan
     proof = proof.with_trial(run_trial(old, new, values, assume=assume, plan=plan, **how))
     if not may_vary:
@@ -735,15 +735,18 @@ def limited_to_lengths(
 ) -> ModelProof:
     """Return a proof, limited to the lengths of some inputs where it says nothing about others."""
     lengths = _dynamic_lengths(old, values)
-    if not lengths or not any(symbols_of([v]) for v in _tensors(new)) or _length_plan(old, new, NOTHING).alike:
+    if not lengths or not symbols_of(_tensors(new)):
+        return proof
+    use = use_of((old.operations, new.operations), [*old.outputs, *new.outputs])
+    if use.kind is Use.ALIKE:
         return proof
     return proof.on_lengths(min(lengths), max(lengths), NOT_TRIED)
 
 
-def _length_plan(old: Function, new: Function, declared: Declared) -> Plan:
+def _length_plan(old: Function, new: Function, declared: Declared) -> TrialLengths:
     """Return the lengths to try besides those of the sample."""
     results, sides = [*old.outputs, *new.outputs], (old.operations, new.operations)
-    plan = plan_of(_tensors(old), sides, results, declared, twins=_matching_symbols(old, new))
+    plan = lengths_to_try(_tensors(old), sides, results, declared, _matching_symbols(old, new))
     return replace(plan, first=plan.first[1:] or plan.first)
 
 

@@ -53,6 +53,11 @@ class Site:
     carried: Sequence[Var]
     """What the new side reads from inside the old side."""
 
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops of both sides."""
+        return [*self.old_ops, *self.new_ops]
+
 
 def site_of(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], matched: Sequence[Operation]
@@ -135,7 +140,7 @@ def _all_row_axes(site: Site) -> Iterator[Axes]:
         return
     for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
         axes = dict.fromkeys(values, axis)
-        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):
+        if shape[axis] > ROWS and _works_row_by_row(site.ops, axes):
             yield axes
 
 
@@ -165,7 +170,7 @@ def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
 
 def _largest_value(site: Site) -> int:
     """Return the elements of the largest value of a site that is not a constant."""
-    computed = (v for op in (*site.old_ops, *site.new_ops) if op.op_type != "const" for v in op.outputs)
+    computed = (v for op in site.ops if op.op_type != "const" for v in op.outputs)
     return max((math.prod(drawn_shape(v)) for v in (*site.drawn, *computed) if is_tensor(v)), default=0)
 
 
@@ -206,7 +211,7 @@ def treats_planes_alike(site: Site) -> bool:
     """
     values = [*site.drawn, *(v for pair in site.replaced for v in pair)]
     planes = {shape[:2] if (shape := static_shape(v)) is not None and len(shape) > 2 else None for v in values}
-    computed = [op for op in (*site.old_ops, *site.new_ops) if op.op_type != "const"]
+    computed = [op for op in site.ops if op.op_type != "const"]
     if len(planes) != 1 or None in planes or site.carried:
         return False
     return all(_plane_by_plane(op, planes) for op in computed)

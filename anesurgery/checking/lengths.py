@@ -102,6 +102,11 @@ class Declared:
         """Return the range of a symbol; one of which nothing is declared begins at 1."""
         return self.ranges.get(symbol, (1, None))
 
+    def nearest(self, lengths: Lengths) -> Lengths:
+        """Return the nearest lengths that are declared."""
+        ranges = {s: self.range_of(s) for s in lengths}
+        return {s: max(ranges[s][0], min(n, ranges[s][1] or n)) for s, n in lengths.items()}
+
     def together(self, symbols: Sequence[Any]) -> list[Lengths]:
         """Return the listed combinations of lengths of some symbols; empty where they are not listed."""
         listed = [{s: one[s] for s in symbols} for one in self.listed if set(symbols) <= one.keys()]

@@ -25,9 +25,8 @@ from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.errors import InterpretError, Refused, SurgeryError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.precision import Double, narrows
-from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, is_constexpr, np_dtype
-from anesurgery.ops import CARRIERS, MOVING, PADDING, names
+from anesurgery.ops import CARRIERS, LOOKUPS, MOVING, PADDING, names
 from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor
 
@@ -79,16 +78,30 @@ class BothSides:
     """The values that the new side reads from inside the old side: computed, not drawn."""
     exact: bool = False
     """Whether equal bits are promised."""
+    precision: str = ""
+    """fp32 or fp16; by default fp16 where what it loses may differ between both sides."""
 
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
         old, new = self.old_ops, self.new_ops
-        casts_differ = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new))
-        loses = casts_differ or _narrowest(new) < _narrowest(old)
-        self._precision = "fp16" if loses or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
-        self._old, self._new = self._both(self._precision)
+        if not self.precision:
+            casts_differ = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new))
+            loses = casts_differ or _narrowest(new) < _narrowest(old)
+            self.precision = "fp16" if loses or (self.exact and _narrowest(self.ops) == HALF) else "fp32"
+        self._old, self._new = self.evaluators(self.precision)
 
-    def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops of both sides."""
+        return [*self.old_ops, *self.new_ops]
+
+    @property
+    def numbers_read(self) -> int:
+        """How many numbers one run reads: what is drawn, and the largest constant."""
+        return sum(math.prod(drawn_shape(v)) for v in self.drawn) + largest_constant(self.ops)
+
+    def evaluators(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
+        """Return both sides, ready to run in an arithmetic."""
         old = evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
         return old, evaluator(self.new_ops, [new for _, new in self.replaced], precision)
 
@@ -98,17 +111,17 @@ class BothSides:
 
     def run_double(self, numbers: Numbers) -> Pairs:
         """Run both sides in fp64."""
-        return self._pairs(*self._both(Double()), numbers)
+        return self._pairs(*self.evaluators(Double()), numbers)
 
     def spread(self, numbers: Numbers, rtol: float) -> list[list[torch.Tensor]]:
         """Return the old values in fp64 `DRAWS` times, with the operands of each op off by up to `rtol`."""
-        old = self._both(Double(rtol))[0]
+        old = self.evaluators(Double(rtol))[0]
         return [old(numbers)[: len(self.replaced)] for _ in range(DRAWS)]
 
     @property
     def rounds_sums(self) -> bool:
         """Whether both sides are computed in fp32, so that fp64 tells what rounding does."""
-        return self._precision == "fp32"
+        return self.precision == "fp32"
 
     def _pairs(self, old: Evaluator, new: Evaluator, numbers: Numbers) -> Pairs:
         values = old(numbers)
@@ -193,7 +206,7 @@ def compare_numbers(
     """
     worst = Difference()
     size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
-    weight = largest_constant([*sides.old_ops, *sides.new_ops])
+    weight = largest_constant(sides.ops)
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
     for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):
@@ -504,7 +517,7 @@ def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> lis
 
 def rows_read(ops: Sequence[Operation]) -> range:
     """Return the row numbers of all constant tables that ops index, one table after the other."""
-    tables = {op.inputs[LOOKUPS[op.op_type][1]] for op in ops if op.op_type in LOOKUPS}
+    tables = {op.x for op in ops if op.op_type in LOOKUPS}
     shapes = [np.shape(constant(v)) for v in tables if constant(v) is not None]
     return range(sum(max(shape, default=0) for shape in shapes))
 

@@ -95,7 +95,7 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
     """
     if (reason := _input_without_proof(site)) is not None:
         return reason
-    size = largest_constant([*site.old_ops, *site.new_ops])
+    size = largest_constant(site.ops)
     if size > MOST_WEIGHTS:
         return NoProof(f"{size} weights are too many")
     proof = prove_bits(site, list(_arithmetics(site, seed, finite)), seed)
@@ -136,7 +136,7 @@ def prove_bits(site: Site, arithmetics: Sequence[tuple[Bitwise, bool]], seed: in
 def _arithmetics(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:
     """Yield (arithmetic of bits, whether it uses ranges), the strictest first, if it may help."""
     yield Bitwise(seed), False
-    if any(op.op_type in ADDING for op in (*site.old_ops, *site.new_ops)):
+    if any(op.op_type in ADDING for op in site.ops):
         yield Bitwise(seed, one_zero=True), False
     if finite:
         yield Bitwise(seed, one_zero=True, finite=True), False
@@ -171,7 +171,7 @@ def _prove_over_field(site: Site, seed: int) -> Proof | NoProof:
         least, most = (np.asarray(end, np.float64) for end in (low, high))  # of each element, perhaps
         return float(least.min(initial=math.inf)), float(most.max(initial=-math.inf))
 
-    seed = seed_of(seed, [*site.old_ops, *site.new_ops])
+    seed = seed_of(seed, site.ops)
     return at_points(lambda arithmetic: _count_agreeing(site, arithmetic, arithmetic.seed), seed, span)
 
 

@@ -13,7 +13,6 @@ magnitude in fp16 (`_fp16_behavior`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,20 +24,10 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, is_looked_up, largest_accepted
-from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, largest_constant, rows_apart
+from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, all_combinations, drawn_range, targets
 from anesurgery.checking.edit_sites import Site, on_fewer_rows, range_violation, site_of
-from anesurgery.checking.grades import (
-    EXACT,
-    PLAIN,
-    REASSOCIATED,
-    Grade,
-    Promise,
-    SiteCheck,
-    Tolerance,
-    UpperLimit,
-    combined_check,
-)
+from anesurgery.checking.grades import PLAIN, Grade, Promise, SiteCheck, UpperLimit, combined_check
 from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
@@ -49,7 +38,6 @@ from anesurgery.checking.lengths import (
     with_lengths,
 )
 from anesurgery.checking.numbers import (
-    DRAWS,
     OWN,
     SLACK,
     BothSides,
@@ -67,15 +55,25 @@ from anesurgery.checking.numbers import (
     written,
 )
 from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, Proof, StandIns, prove, prove_for_any_weights
-from anesurgery.checking.trial_lengths import plan_of, span
+from anesurgery.checking.trial_lengths import lengths_to_try, shortest_and_longest
 from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
 from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.table import Unsupported
 from anesurgery.mil import Array, Operation, Var, np_dtype, types
 from anesurgery.semantics.fingerprint import fingerprint
 from anesurgery.semantics.intervals import stored_interval
+
+LARGEST_SITE = 400
+"""The most ops on the old side of an edit that is checked by itself (`prove="model"` covers larger ones)."""
+CLAMPING = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
+"""Ops that clamp positions which lie outside."""
+LARGE_VALUE = 1 << 20
+"""Elements of a value above which memory is given back after the check: 4 MB of fp32. For small values the call
+costs more than it gives."""
+TRIES = 4
+"""How often positions are drawn to see that the old side accepts them. A choice: where most positions are out
+of range, the first draw shows it."""
 
 # -- small domains, ranges of integers, and constants -----------------------------------------------------
 
@@ -102,25 +100,24 @@ def _compare_all(sides: BothSides, combinations: Iterator[dict[Var, Array]], pro
 def _sweep(
     sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
 ) -> None:
-    """Run with each value of an integer range once, at some position, where that costs little."""
+    """Run with each value of an integer range once, at some place, where that costs little; add to `worst`."""
     drawn = sides.drawn
-    ops = [*sides.old_ops, *sides.new_ops]
-    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + largest_constant(ops)
     for var in drawn:
         count = math.prod(drawn_shape(var))
         if np_dtype(var).kind not in "iu" or not count:
             continue
-        values: Sequence[int] = drawn_range(var, drawing, rng)
-        values = values or (rows_read(ops) if _is_free(var, drawing) else ())
+        in_range = drawn_range(var, drawing, rng)
+        if not in_range and _is_free(var, drawing):
+            in_range = rows_read(sides.ops)
+        values: Sequence[int] = in_range
         rounds = -(-len(values) // count)
-        if rounds * cost > MOST_SWEPT:  # then those alone that tell both sides apart
-            values = _differing_values(sides, drawing, var, values, rng)
+        if rounds * sides.numbers_read > MOST_SWEPT:  # then those alone that tell both sides apart
+            values = _differing_values(sides, drawing, var, in_range, rng)
             rounds = -(-len(values) // count)
         if not rounds:
             continue
-        every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
-        for values_here in every:
-            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)}
+        for values_of_round in np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var))):
+            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_of_round)}
             _add_round(sides, numbers, worst, promise)
             if not worst.within(promise):
                 return
@@ -133,24 +130,21 @@ def _is_free(var: Var, drawing: Drawing) -> bool:
 
 
 def _differing_values(
-    sides: BothSides, drawing: Drawing, var: Var, values: Sequence[int], rng: np.random.Generator
+    sides: BothSides, drawing: Drawing, var: Var, values: range, rng: np.random.Generator
 ) -> list[int]:
     """Return the integers of a range at which both sides differ, beside one draw of all other inputs."""
     others = drawn_numbers([v for v in sides.drawn if v is not var], drawing, "normal", rng)
-    assert isinstance(values, range)
-    return apart_at(lambda x: sides.run(others | {var: x}), var, values, [*sides.old_ops, *sides.new_ops])
+    return apart_at(lambda x: sides.run(others | {var: x}), var, values, sides.ops)
 
 
 def _aim(
     sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
 ) -> None:
-    """Run with floats and integers set to each constant of both sides, where that costs little."""
-    ops = [*sides.old_ops, *sides.new_ops]
-    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + largest_constant(ops)
-    spent = 0
-    for values in aimed(sides.drawn, drawing, targets(ops), rng, apart=promise.tolerance.rtol > 0):
-        spent += cost
-        if spent > MOST_SWEPT:
+    """Run with numbers set to each constant of both sides, where that costs little; add to `worst`."""
+    cost, numbers_read = sides.numbers_read, 0
+    for values in aimed(sides.drawn, drawing, targets(sides.ops), rng, apart=promise.tolerance.rtol > 0):
+        numbers_read += cost
+        if numbers_read > MOST_SWEPT:
             worst.untried = (*worst.untried, "each constant")
             return
         numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
@@ -160,7 +154,7 @@ def _aim(
 
 
 def _add_round(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promise) -> None:
-    """Run one more round, unless the old side overflows and the pass promises only a tolerance."""
+    """Add one more round to `worst`, unless the old side overflows and the pass promises only a tolerance."""
     pairs = sides.run(numbers)
     if promise.tolerance.rtol and any(bool(torch.isinf(old).any()) for old, _ in pairs):
         return  # a sum in another order may overflow elsewhere
@@ -203,9 +197,9 @@ class _Fp16Behavior:
     """The first magnitude at which it overflows."""
     underflow: float = 0.0
     """The largest magnitude, below ordinary numbers, at which it loses most digits."""
-    loses: float = 0.0
+    loses_digits_at: float = 0.0
     """The first magnitude, from ordinary numbers on, at which it loses digits."""
-    off: float = 0.0
+    error_on_ordinary: float = 0.0
     """Its error on ordinary numbers, as a share of the largest; 0 if it loses nothing there."""
     numbers: Numbers = field(default_factory=dict)
     """Ordinary inputs on which it loses digits."""
@@ -215,89 +209,69 @@ class _Fp16Behavior:
     @property
     def example(self) -> str:
         """Ordinary inputs on which it loses digits, as Python; "" if it does not."""
-        return f"# in fp16\n{written(self.numbers, self.pairs)}" if self.off else ""
+        return f"# in fp16\n{written(self.numbers, self.pairs)}" if self.error_on_ordinary else ""
 
 
-def _fp16_behavior(site: Site, drawing: Drawing, seed: int, promise: Promise) -> _Fp16Behavior:
+def _fp16_behavior(sides: BothSides, drawing: Drawing, seed: int, promise: Promise) -> _Fp16Behavior:
     """Return what only the new side does in fp16; nothing for sites without fp16 inputs, or large ones."""
-    halves = [v for v in site.drawn if np_dtype(v) == np.float16]
-    size = sum(math.prod(drawn_shape(v)) for v in site.drawn) + largest_constant([*site.old_ops, *site.new_ops])
+    halves = [v for v in sides.drawn if np_dtype(v) == np.float16]
     behavior, rng = _Fp16Behavior(), np.random.default_rng(seed)
-    if not halves or size > FEW_NUMBERS:
+    if not halves or sides.numbers_read > FEW_NUMBERS:
         return behavior
-    sides = _SidesAsStored(site)
+    as_stored = replace(sides, precision="fp16")
     for magnitude, ends in TRIED:
-        is_known = behavior.underflow > 0 if magnitude < ORDINARY else math.isfinite(behavior.overflow)
-        if is_known:
+        if magnitude < ORDINARY and behavior.underflow > 0:
+            continue  # the first of the small magnitudes is the largest
+        if magnitude >= ORDINARY and math.isfinite(behavior.overflow):
             continue
-        numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
+        numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
         most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
         numbers |= {v: _numbers_of_magnitude(v, most[v], ends, rng) for v in halves}
         try:
-            behavior = _with_run(behavior, sides, numbers, magnitude, promise)
+            behavior = _after_run(behavior, as_stored, numbers, magnitude, promise)
         except InterpretError:
             return behavior
-        if behavior.off:
+        if behavior.error_on_ordinary:
             return behavior
     return behavior
 
 
-def _with_run(
-    behavior: _Fp16Behavior, sides: _SidesAsStored, numbers: Numbers, magnitude: float, promise: Promise
+def _after_run(
+    behavior: _Fp16Behavior, sides: BothSides, numbers: Numbers, magnitude: float, promise: Promise
 ) -> _Fp16Behavior:
-    """Add what one more run shows."""
+    """Return the behavior with what one more run shows."""
     pairs = sides.run(numbers)
     if magnitude < ORDINARY:
-        return replace(behavior, underflow=magnitude * any(_loses_most_digits(a, b) for a, b in pairs))
-    if any(_only_new_overflows(a, b) for a, b in pairs):
+        underflows = any(_loses_most_digits(old, new) for old, new in pairs)
+        return replace(behavior, underflow=magnitude if underflows else 0.0)
+    if any(_only_new_overflows(old, new) for old, new in pairs):
         return replace(behavior, overflow=magnitude)
-    if behavior.loses or not (off := sides.digits_lost(numbers, pairs, promise)):
+    if behavior.loses_digits_at or not (error := _error_of_new_side(sides, numbers, pairs, promise)):
         return behavior
     if magnitude > ORDINARY:
-        return replace(behavior, loses=magnitude)
-    return replace(behavior, loses=magnitude, off=off, numbers=numbers, pairs=pairs)
+        return replace(behavior, loses_digits_at=magnitude)
+    return replace(behavior, loses_digits_at=magnitude, error_on_ordinary=error, numbers=numbers, pairs=pairs)
 
 
-class _SidesAsStored:
-    """Both sides in fp16 as stored; and the old side in fp64."""
+def _error_of_new_side(sides: BothSides, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:
+    """Return the new side's error, as a share of the largest value, where the old side has no such error.
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self._old, self._new = self._evaluators("fp16")
-
-    def _evaluators(self, arithmetic: str | Double) -> tuple[Evaluator, Evaluator]:
-        site = self.site
-        old = evaluator(site.old_ops, [*(old for old, _ in site.replaced), *site.carried], arithmetic)
-        return old, evaluator(site.new_ops, [new for _, new in site.replaced], arithmetic)
-
-    def run(self, numbers: Numbers) -> Pairs:
-        """Return the pairs (old value, new value)."""
-        values = self._old(numbers)
-        inner = dict(zip(self.site.carried, values[len(self.site.replaced) :], strict=True))
-        return list(zip(values, self._new({**numbers, **inner}), strict=False))
-
-    def digits_lost(self, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:
-        """Return the new side's error, as a share of the largest value, where the old side has no such error.
-
-        The old side's error is that of its roundings, and that of half a unit in the last place of each
-        operand.
-        """
-        least = max(promise.tolerance.rtol, SLACK * fp16.HALF_STEP)
-        far = [i for i, (a, b) in enumerate(pairs) if _relative_error(a, b) > least]
-        if not far or promise.tolerance.rtol == 0:
-            return 0.0
-        exact = self._evaluators(Double())[0](numbers)
-        rounded = self._evaluators(Double(fp16.HALF_STEP))[0]
-        draws = [rounded(numbers) for _ in range(DRAWS)]
-        worst = 0.0
-        for i in far:
-            old, new = pairs[i]
-            rounds = max(
-                _relative_error(exact[i], old), *(_relative_error(exact[i], draw[i]) for draw in draws)
-            )
-            off = _relative_error(exact[i], new)
-            worst = max(worst, off) if off > max(least, OWN * rounds) else worst
-        return worst
+    The old side's error is that of its roundings, and that of half a unit in the last place of each operand.
+    """
+    least = max(promise.tolerance.rtol, SLACK * fp16.HALF_STEP)
+    differing = [i for i, (old, new) in enumerate(pairs) if _relative_error(old, new) > least]
+    if not differing or promise.tolerance.rtol == 0:
+        return 0.0
+    exact = sides.evaluators(Double())[0](numbers)
+    draws = sides.spread(numbers, fp16.HALF_STEP)
+    worst = 0.0
+    for i in differing:
+        old, new = pairs[i]
+        error_of_old = max(_relative_error(exact[i], value) for value in (old, *(draw[i] for draw in draws)))
+        error_of_new = _relative_error(exact[i], new)
+        if error_of_new > max(least, OWN * error_of_old):
+            worst = max(worst, error_of_new)
+    return worst
 
 
 def _numbers_of_magnitude(
@@ -311,40 +285,32 @@ def _numbers_of_magnitude(
     return as_tensor(np.clip(signed, *stored_interval(var)).astype(np.float16))
 
 
+def _are_floats_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two values are floats of one shape that has elements."""
+    return a.shape == b.shape and a.is_floating_point() and a.numel() > 0
+
+
 def _only_new_overflows(old: torch.Tensor, new: torch.Tensor) -> bool:
-    if old.shape != new.shape or not old.is_floating_point():
-        return False
-    return bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
+    return _are_floats_alike(old, new) and bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
 
 
 def _loses_most_digits(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Return whether numbers in the normal range of fp16 are off by more than rounding explains."""
-    if old.shape != new.shape or not old.is_floating_point() or not old.numel():
+    if not _are_floats_alike(old, new):
         return False
     most = float(old.abs().max())
     return most >= fp16.NORMAL and bool(((old - new).abs() > LOST * most).any())
 
 
-def _relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference as a share of the largest number of `a`; 0 where that shows nothing."""
-    if a.shape != b.shape or not a.is_floating_point() or not a.numel():
+def _relative_error(exact: torch.Tensor, value: torch.Tensor) -> float:
+    """Return the largest difference as a share of the largest number of `exact`; 0 where that shows nothing."""
+    if not _are_floats_alike(exact, value):
         return 0.0
-    most, off = float(a.abs().max()), float((a.double() - b.double()).abs().max())
-    return off / most if fp16.NORMAL <= most < math.inf and math.isfinite(off) else 0.0
+    most, error = float(exact.abs().max()), float((exact.double() - value.double()).abs().max())
+    return error / most if fp16.NORMAL <= most < math.inf and math.isfinite(error) else 0.0
 
 
-__all__ = ["EXACT", "LARGEST_SITE", "REASSOCIATED", "Tolerance", "check_site"]
-
-LARGEST_SITE = 400
-"""The most ops on the old side of an edit that is checked by itself (`prove="model"` covers larger ones)."""
-CLAMPING = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
-"""Ops that clamp positions which lie outside."""
-LARGE_VALUE = 1 << 20
-"""Elements of a value above which memory is given back after the check: 4 MB of fp32. For small values the call
-costs more than it gives."""
-TRIES = 4
-"""How often positions are drawn to see that the old side accepts them. A choice: where most positions are out
-of range, the first draw shows it."""
+# -- the check of an edit ----------------------------------------------------------------------------------
 
 
 def check_site(
@@ -378,7 +344,7 @@ def check_site(
         return proof
     result = _memoized_check(site, sample, seed, promise, declared, memo)
     if isinstance(result, SiteCheck) and result.ranged and (violation := range_violation(site, seed)):
-        return dataclasses.replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
+        return replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
     return result
 
 
@@ -427,6 +393,7 @@ def _proof_for_any_weights(
         return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
     if stand_ins.size > AT_ONCE:
         shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))
+        # only the first of many like edits is compared by numbers; from the second on, one proof is for all
         if ("met", shape) not in memo:
             return memo.setdefault(("met", shape), Refusal("no other edit is like it so far"))
     if not stand_ins.numbers:
@@ -443,7 +410,7 @@ def _proof_for_any_weights(
 def _freeing_memory(site: Site) -> Iterator[None]:
     """Within the context, the check of a large edit runs; its memory is given back afterwards."""
     yield
-    results = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
+    results = (v for op in site.ops for v in op.outputs)
     values = (v for v in results if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
         trim_heap()
@@ -470,7 +437,7 @@ def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
     samples = (sample(v, np.random.default_rng(0)) for v in drawable)
     symbols = symbols_of(site.drawn)
     ranges = tuple(declared.range_of(s) for s in symbols)
-    listed = tuple(tuple(one.values()) for one in declared.together(symbols))
+    listed = tuple(tuple(lengths.values()) for lengths in declared.together(symbols))
     inputs = zip(drawable, samples, strict=True)
     of_inputs = tuple((stored_interval(v), _as_key(bounds.get(v)), _as_key(g)) for v, g in inputs)
     return ranges, listed, of_inputs
@@ -489,10 +456,12 @@ def _check_at_all_lengths(
     Raises:
         InterpretError: the old side runs at no lengths, or the new side fails at the first ones.
     """
-    plan = plan_of(
+    plan = lengths_to_try(
         site.drawn, (site.old_ops, site.new_ops), [v for pair in site.replaced for v in pair], declared
     )
-    weakest, error, tried = None, None, list[Lengths]()
+    weakest: SiteCheck | None = None
+    first_error: InterpretError | None = None
+    compared_at = list[Lengths]()
     for number, lengths in enumerate(plan.all):
         if number == len(plan.first) and plan.alike and weakest is not None and weakest.grade > Grade.NUMBERS:
             return weakest
@@ -501,25 +470,25 @@ def _check_at_all_lengths(
             trial = _CheckAtLengths(seed, promise, proving, thorough=number < len(plan.first))
             try:
                 result = _strongest_check(site, sample, trial)
-            except InterpretError as reason:
-                error = error or reason
-                result = _judge_error(site, sample, seed, lengths, reason, first=weakest is None)
+            except InterpretError as error:
+                first_error = first_error or error
+                result = _judge_error(site, sample, seed, lengths, error, first=weakest is None)
         if isinstance(result, SiteCheck):
-            tried.append(lengths)
+            compared_at.append(lengths)
             weakest = result if weakest is None else combined_check(weakest, result)
             if not weakest.within(promise.tolerance):
                 return weakest
-        elif weakest is None and error is None:
-            return result
+        elif weakest is None and first_error is None:
+            return result  # the sides cannot be compared, at whatever lengths
         elif trial.thorough and weakest is not None:
-            weakest = dataclasses.replace(weakest, untried=(*weakest.untried, "other sizes"))
+            weakest = replace(weakest, untried=(*weakest.untried, "other sizes"))
     if weakest is None:
-        assert error is not None
-        raise error
-    return weakest.on_lengths(*span(tried), plan.gap) if plan.gap else weakest
+        assert first_error is not None
+        raise first_error
+    return weakest.on_lengths(*shortest_and_longest(compared_at), plan.gap) if plan.gap else weakest
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _CheckAtLengths:
     """How both sides are compared at some lengths."""
 
@@ -605,26 +574,25 @@ def _strongest_check(site: Site, sample: Sampler, trial: _CheckAtLengths) -> Sit
         proof: Proof | NoProof = NoProof("")
         if trial.proving:
             proof = prove(site, trial.seed, finite=not promise.tolerates_nonfinite)
-        bits = isinstance(proof, Proof) and proof.grade is Grade.BITS
-        if isinstance(proof, Proof) and bits and not proof.ranged:
+        if isinstance(proof, Proof) and proof.grade is Grade.BITS and not proof.ranged:
             return _bitwise_check(proof, trial.seed)
         check = _check_on_numbers(site, sides, sample, trial)
     except Unsupported as reason:
         return Refusal(str(reason))
-    if isinstance(proof, Proof) and bits and check.within(promise.tolerance):
-        return _bitwise_check(proof, trial.seed)
-    if not isinstance(proof, Proof):
-        return dataclasses.replace(check, no_proof=proof.reason)
+    if isinstance(proof, NoProof):
+        return replace(check, no_proof=proof.reason)
     if not check.within(promise.tolerance):
         return check
-    return dataclasses.replace(check, grade=proof.grade, bound=proof.bound)
+    if proof.grade is Grade.BITS:
+        return _bitwise_check(proof, trial.seed)
+    return replace(check, grade=proof.grade, bound=proof.bound)
 
 
 def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _CheckAtLengths) -> SiteCheck:
     """Compare both sides on numbers: all values of a small domain, or adversarial ones."""
     seed, promise = trial.seed, trial.promise
     drawing = _drawing(site, sample, seed, promise)
-    all_values = all_combinations(site.drawn, drawing, [*site.old_ops, *site.new_ops])
+    all_values = all_combinations(site.drawn, drawing, site.ops)
     if all_values is not None:
         worst = _compare_all(sides, all_values, promise)
     else:
@@ -635,13 +603,13 @@ def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Che
                 extra_runs(sides, drawing, worst, rng, promise)
     passed = worst.within(promise)
     example = "" if passed else shrunk(sides, worst.numbers, promise)
-    halves = _fp16_behavior(site, drawing, seed, promise) if passed and trial.thorough else _Fp16Behavior()
+    halves = _fp16_behavior(sides, drawing, seed, promise) if passed and trial.thorough else _Fp16Behavior()
     example = example or halves.example
     range_limits = limits_of(site, promise)
     unshown = {v: most for v, most in range_limits.items() if not lies_within(v, most)}
     return SiteCheck(
         worst.max_abs,
-        max(worst.max_rel, halves.off),
+        max(worst.max_rel, halves.error_on_ordinary),
         worst.values,
         Grade.NUMBERS if all_values is None or example else Grade.EXHAUSTIVE,
         seed=seed,
@@ -650,7 +618,7 @@ def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Che
         ranged=bool(range_limits) and not unshown,
         overflow=halves.overflow,
         underflow=halves.underflow,
-        loses=halves.loses,
+        loses=halves.loses_digits_at,
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,
@@ -662,7 +630,7 @@ def _drawing(site: Site, sample: Sampler, seed: int, promise: Promise) -> Drawin
     bounds = _index_bounds(site, sample, seed)
     return Drawing(
         sample,
-        constants_of([*site.old_ops, *site.new_ops]),
+        constants_of(site.ops),
         bounds,
         ordinary=promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite,
         subnormals=promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,

@@ -34,7 +34,7 @@ from anesurgery.checking.numbers import (
     rows_read,
     written,
 )
-from anesurgery.checking.trial_lengths import Plan
+from anesurgery.checking.trial_lengths import TrialLengths
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loops import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
@@ -248,7 +248,7 @@ def run_trial(
     gate: float = 60.0,
     assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     seed: int = 0,
-    plan: Plan = Plan(),  # noqa: B008
+    plan: TrialLengths = TrialLengths(),  # noqa: B008
 ) -> TrialResult:
     """Run both functions on adversarial inputs.
 

@@ -10,21 +10,54 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from anesurgery import __version__
 from anesurgery.commands.options import BAD_INPUT, DEFECT
 from anesurgery.display import printable
-from anesurgery.errors import ProofError, SurgeryError, SurgeryWarning
+from anesurgery.errors import ProofError, SurgeryError, SurgeryWarning, near_matches
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""The class of the usage errors of typer, which brings click under one name or another."""
+
+
+class _Commands(TyperGroup):
+    """The commands; what is written wrongly is an error of ours in a line, and not a box."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        with _said_in_a_line(ctx) if args else nullcontext():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the words of the command, and run it."""
+        with _said_in_a_line(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _said_in_a_line(ctx: Any) -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        path = f"{ctx.command_path} {ctx.invoked_subcommand or ''}".strip()
+        words = error.format_message().strip().rstrip(".")
+        if names := getattr(error, "possibilities", None):  # the likeliest first; typer sorts by letters
+            words = f"{words.partition(' (')[0]}; {near_matches(error.option_name, names)}"
+        raise SurgeryError(f"{words}; `{path} --help` shows what it takes") from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Rewrite Core ML models for the Apple Neural Engine, and check the result on any machine.\n\n"
     "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 64 bad usage or input; "
     "70 a defect of this program; 130 interrupted. "
-    "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
+    "`inspect --status`: 0 all, 1 some, 2 no ops on the Neural Engine.\n\n"
     "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -32,10 +65,6 @@ app = typer.Typer(
 
 DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
-
-
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
-"""The class of the usage errors of typer, which brings click under one name or another."""
 
 
 def main() -> None:
@@ -98,11 +127,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Sizes, chunks and apps": {"sizing": "sizes choose_sizes split merge extract", "writing_text": "swift"},
     "Other formats": {"converting": "to_coreai to_coreml lint decompile executorch"},
     "What is known": {"trying": "list_ explain", "machines": "chips doctor"},
-    "Teams and devices": {
-        "serving_models": "serve",
-        "reviewing": "review",
-        "recording": "measure learn calibrate",
-    },
+    "Teams and devices": {"trying": "serve", "reviewing": "review", "recording": "measure learn calibrate"},
 }
 """Title in the help -> module of `anesurgery.commands` -> its commands under that title, in this order."""
 

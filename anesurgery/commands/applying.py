@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.commands.next_steps import FULL, beside, command, to_certify
+from anesurgery.commands.next_steps import FULL, beside, command, to_certify, without
 from anesurgery.commands.options import SUFFIXES, Full, Inputs, Model, Overwrite, complete_steps, model_first
 from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -78,8 +78,8 @@ def apply(
         {**surgery.to_json(), **both},
         shown=_shown(surgery, both, str(place or source), target, full),
         wrote=wrote,
-        then=_next(surgery, source, place, target),
-        more="" if full else FULL,
+        then=without("--dry-run") if dry_run and surgery.changes else _next(surgery, source, place, target),
+        more="\n".join(filter(None, ["Nothing was written, as --dry-run says." * dry_run, FULL * (not full)])),
         code=int(surgery.below(call["gate"])),
         error=f"the model stays {source}; nothing was written to {out}" if stays and out is not None else "",
     )
@@ -141,6 +141,8 @@ def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format
     from anesurgery.surgery import steps_of
 
     own = subject_of(steps_of(chosen)).suffix
+    if own == ".mlmodel" and not _is_layered(source):
+        raise SurgeryError(f"these steps edit neural networks (.mlmodel); run {command('fix', source)}")
     suffix = ASSET if format is not None and check_format(format) == CORE_AI else own
     place = beside(source, suffix) if named is None else named
     if format is not None and place.suffix != suffix:
@@ -178,7 +180,7 @@ def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> 
     return command("compare", source, place)
 
 
-@subcommand("surgery:plan", waits="planning", without=("compressed",))
+@subcommand("surgery:plan", waits="planning", screen=True, without=("compressed",))
 def plan(call: Call, source: Model, steps: Recipe = None, inputs: Inputs = None, option: Set = None) -> Outcome:
     """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
     if steps is not None:

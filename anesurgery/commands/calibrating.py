@@ -15,6 +15,7 @@ from anesurgery.commands.options import (
     Model,
     Overwrite,
     check_pages,
+    ending,
     is_folder,
     refuse_for_folders,
 )
@@ -26,7 +27,9 @@ from anesurgery.errors import SurgeryError
 Merge = Annotated[
     list[Path] | None, typer.Option("--merge", help="A file that --save wrote. Repeat for each share.")
 ]
-Save = Annotated[Path | None, typer.Option(help="A JSON file to write the result to, for --merge.")]
+Save = Annotated[
+    Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", callback=ending(".json"))
+]
 Measured = Annotated[
     str | None, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.")
 ]
@@ -43,7 +46,7 @@ Feedback = Annotated[list[str] | None, typer.Option(help="OUTPUT=INPUT to feed b
 Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the worst inputs to.")]
 
 
-@subcommand("checking.ranges:ranges", waits="running the model in three arithmetics")
+@subcommand("checking.ranges:ranges", waits="running the model in three arithmetics", screen=True)
 def ranges(
     call: Call,
     model: Measured = None,
@@ -70,7 +73,7 @@ def ranges(
     return Outcome(observed, wrote=[save], then=then if model else "", code=int(not observed.ok))
 
 
-@subcommand("placement.certifying:certify", waits="running the model in each arithmetic")
+@subcommand("placement.certifying:certify", waits="running the model in each arithmetic", screen=True)
 def certify(
     call: Call,
     model: Model,
@@ -118,7 +121,7 @@ def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
     return pairs or None
 
 
-@subcommand("compressing.sensitivity:sensitivity", waits="weights", without=("precision",))
+@subcommand("compressing.sensitivity:sensitivity", waits="weights", screen=True, without=("precision",))
 def sensitivity(
     call: Call,
     model: Measured = None,
@@ -203,9 +206,9 @@ def _save(result: Any, path: Path | None) -> None:
 
 
 def _json(path: Path) -> Any:
-    from anesurgery.files.source import read_text
+    from anesurgery.files.source import read_json
 
     try:
-        return json.loads(read_text(path.expanduser()))
+        return read_json(path.expanduser())
     except (OSError, ValueError, RecursionError) as error:
         raise SurgeryError(f"{path} cannot be read as JSON: {error}") from error

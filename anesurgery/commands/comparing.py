@@ -71,16 +71,16 @@ def run(
     return Outcome(surgeries.arrays_json(outputs), shown=shown, wrote=[out], then=to_certify(model))
 
 
-@subcommand("checking.comparison:compare", waits="running both models")
+@subcommand("checking.comparison:compare", waits="running both models", screen=True)
 def compare(call: Call, a: Model, b: Model, precision: Precision = "fp16") -> Outcome:
     """Run two models on the same inputs, and measure the difference."""
-    comparison = call(a, b, precision=precision)
-    proved = comparison.proof is None or comparison.proof.proved
-    return _compared(comparison, a, b, comparison.ok and proved)
+    return _compared(call(a, b, precision=precision), a, b)
 
 
-def _compared(comparison: Any, a: str, b: str, ok: bool) -> Outcome:
-    then = to_certify(b) if comparison.ok else command("diff", a, b)
+def _compared(comparison: Any, a: str, b: str) -> Outcome:
+    """Return the outcome: exit code 1 where outputs differ, or an op is neither proved equal nor checked."""
+    ok = comparison.ok and (comparison.proof is None or comparison.proof.grade is not None)
+    then = to_certify(b) if ok else command("diff", a, b)
     return Outcome(comparison, then=then, code=int(not ok))
 
 
@@ -104,10 +104,11 @@ def diff(a: Model, b: Model, dialect: Dialect = "short") -> Outcome:
     ops = ", ".join(f"{k} {x} -> {y}" for k, (x, y) in moved.items())
     shown = [*lines, *[""] * (not lines), f"interface: {words or 'the same'}", f"ops: {ops or 'the same'}"]
     plain = {"interface": words, "ops": moved, "text": lines}
-    return Outcome(plain, shown=tuple(shown), then=command("compare", a, b), code=int(bool(lines or words)))
+    then = command("see" if words else "compare", a, b)  # numbers of two interfaces may not be comparable
+    return Outcome(plain, shown=tuple(shown), then=then, code=int(bool(lines or words)))
 
 
-@subcommand("checking.comparison:compare", waits="running both models", without=NOT_PROVED)
+@subcommand("checking.comparison:compare", waits="running both models", screen=True, without=NOT_PROVED)
 def prove(call: Call, a: Model, b: Other = None, inputs: Inputs = None, target: Aim = None) -> Outcome:
     """Prove that two models are the same. With one model: certify its numbers in fp16.
 
@@ -116,5 +117,4 @@ def prove(call: Call, a: Model, b: Other = None, inputs: Inputs = None, target: 
     if b is None:
         certificate = call.of("placement.certifying:certify", "running the model in each arithmetic")
         return certified(certificate(a, inputs, target=target), a, target)
-    comparison = call(a, b, prove=True)
-    return _compared(comparison, a, b, comparison.ok and comparison.proof.grade is not None)
+    return _compared(call(a, b, prove=True), a, b)

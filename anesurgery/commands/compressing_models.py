@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command as next_command
 from anesurgery.commands.options import Html, Model, Overwrite, check_pages
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.errors import SurgeryError
@@ -33,7 +33,10 @@ Texts = Annotated[
 
 
 @subcommand(
-    "compressing.compression:compress", waits="weights", names={"forms": "form", "max_bytes": "max_size"}
+    "compressing.compression:compress",
+    waits="weights",
+    screen=True,
+    names={"forms": "form", "max_bytes": "max_size"},
 )
 def compress(
     call: Call,
@@ -46,7 +49,7 @@ def compress(
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Compress the weights of a model in formats that are fast on the chip, with samples (GPTQ)."""
-    from anesurgery.compressing.compression import USUAL
+    from anesurgery.compressing.compression import USUAL_MODES
     from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
 
@@ -54,14 +57,19 @@ def compress(
     check_pages(overwrite, html, plot)
     if plot is not None:
         check_plot(plot)
-    modes = tuple(against if against is not None else USUAL if plot is not None else ())
-    compression = call(model, inputs=inputs or _drawn(model, call["function"]), against=modes)
+    modes = tuple(against or ())
+    if against is None and plot is not None:
+        modes = USUAL_MODES
+    samples = inputs or _drawn(model, call["function"])
+    compression = call(model, inputs=samples, against=modes)
+    if not inputs and not call.silent:  # no earlier: a wrong option ends the call
+        _warn_of_random(samples[0])
     compression.save(out, overwrite=overwrite)
     if html is not None:
         compression.save_html(html)
     if plot is not None:
         compression.save_plot(plot)
-    return Outcome(compression, wrote=[out, html, plot], then=command("compare", model, out))
+    return Outcome(compression, wrote=[out, html, plot], then=next_command("compare", model, out))
 
 
 DRAWN = 16
@@ -69,18 +77,22 @@ DRAWN = 16
 
 
 def _drawn(model: str, function: str | None) -> list[Any]:
-    """Draw random inputs, with a warning that says how to give real ones."""
-    from anesurgery.errors import warn
+    """Draw random inputs."""
     from anesurgery.interpret import Predictor
 
     predictor = Predictor(model, function=function)
-    samples = [predictor.sample(seed) for seed in range(DRAWN)]
-    names = ", ".join(f"{name}=..." for name in samples[0])
+    return [predictor.sample(seed) for seed in range(DRAWN)]
+
+
+def _warn_of_random(sample: Any) -> None:
+    """Warn that samples were drawn, with how to give real ones."""
+    from anesurgery.errors import warn
+
+    names = ", ".join(f"{name}=..." for name in sample)
     warn(
         f"no --inputs: weights are corrected by {DRAWN} random samples, which say little about real ones; "
         f"save real ones, each with np.savez('1.npz', {names}), and give their folder as --inputs"
     )
-    return samples
 
 
 @subcommand("compressing.cache_codes:compress_cache")
@@ -92,7 +104,7 @@ def compress_cache(call: Call, model: Model, texts: Texts, out: Place, overwrite
     check_out(model, out, overwrite)
     cache = call(model, tokens)
     cache.save(out, overwrite=overwrite)
-    return Outcome(cache, wrote=[out], then=command("see", out, target=call["target"]))
+    return Outcome(cache, wrote=[out], then=next_command("see", out, target=call["target"]))
 
 
 def _texts(file: Path) -> list[list[int]]:

@@ -40,10 +40,14 @@ Samples = Annotated[
     ),
 ]
 Segments = Annotated[
-    bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
+    bool,
+    typer.Option("--segments", help="Print the segments on the Neural Engine as JSON lines, like ANECompat."),
 ]
 Status = Annotated[
-    bool, typer.Option("--status", help="Print one line. Exit code 0: all ops on the ANE, 1: some, 2: none.")
+    bool,
+    typer.Option(
+        "--status", help="Print one line. Exit code 0: all ops on the Neural Engine, 1: some, 2: none."
+    ),
 ]
 Fix = Annotated[Path | None, typer.Option(help="Repair the model, and write it here (.mlpackage or .mlmodel).")]
 Op = Annotated[

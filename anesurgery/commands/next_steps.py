@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,11 @@ def command(*words: object, target: str | None = None) -> str:
     """
     option = [] if target is None else ["--target", target.replace(" ", "")]
     return shlex.join(["anesurgery", *map(str, words), *option])
+
+
+def without(option: str) -> str:
+    """Return the command that is running, as it was written, without an option."""
+    return command(*(word for word in sys.argv[1:] if word != option))
 
 
 def to_certify(model: object, target: str | None = None) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anesurgery import registry
-from anesurgery.errors import LoadError, SurgeryError, missing
+from anesurgery.errors import LoadError, SurgeryError, missing, no_folder
 
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
@@ -45,7 +46,20 @@ OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same a
 Full = Annotated[bool, typer.Option("--full", "--details", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page.")]
+
+
+def ending(*suffixes: str) -> Callable[[Path | None], Path | None]:
+    """Return a check that a place to write to ends in one of these suffixes, as what is written does."""
+
+    def check(place: Path | None) -> Path | None:
+        if place is not None and place.suffix not in suffixes:
+            raise LoadError(f"{place} ends in {place.suffix!r}; let it end in {' or '.join(suffixes)}")
+        return place
+
+    return check
+
+
+Html = Annotated[Path | None, typer.Option(help="Write a page.", callback=ending(".html", ".htm"))]
 
 
 def existing(model: str | None) -> str | None:
@@ -131,6 +145,6 @@ def check_pages(overwrite: bool, *paths: Path | None) -> None:
     """
     for path in filter(None, paths):
         if not path.expanduser().parent.is_dir():
-            raise LoadError(f"the folder {path.parent} does not exist; make it first")
+            raise LoadError(no_folder(path.parent))
         if path.expanduser().exists() and not overwrite:
             raise LoadError(f"{path} exists; choose another name, or use --overwrite")

@@ -10,20 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Model, Overwrite
+from anesurgery.commands.options import Model, Overwrite, ending
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.show.report import Table
 
 Record = Annotated[
-    Path | None, typer.Option("--out", "-o", help="The JSON file to write. Default: MODEL_measured.json.")
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="The JSON file to write. Default: MODEL_measured.json.", callback=ending(".json")
+    ),
 ]
 Mac = Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")]
 Units = Annotated[list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")]
 Plans = Annotated[list[Path], typer.Argument(help="Files that `measure` wrote.")]
 Folder = Annotated[Path, typer.Argument(help="Files that `measure` wrote.")]
-Rates = Annotated[Path | None, typer.Option(help="The table of rates to write, for inspect --rates.")]
-Times = Annotated[Path, typer.Option("--out", "-o", help="The table of times to write.")]
+Rates = Annotated[
+    Path | None,
+    typer.Option(help="The table of rates to write (JSON), for inspect --rates.", callback=ending(".json")),
+]
+Times = Annotated[
+    Path, typer.Option("--out", "-o", help="The table of times to write (JSON).", callback=ending(".json"))
+]
 
 
 @subcommand("placement.core_ml_runs:measure", without=("settings",))
@@ -44,7 +52,7 @@ def measure(
     with waiting("measuring with Core ML", call.silent):
         plain = call(model, Target.parse(target), settings=settings, progress=lambda words: None)
     _write(place, plain)
-    head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE")
+    head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "Neural Engine ops")
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = [Table(head, map(_measured, plain["settings"]), ruled=False), *failures, plain["host"]]
     return Outcome(plain, shown=shown, wrote=[place], then=command("learn", place))

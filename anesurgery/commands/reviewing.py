@@ -24,7 +24,8 @@ def review(
         str | None, typer.Option(help="A shell command that makes the models. It runs in both trees.")
     ] = None,
     points: Annotated[
-        float, typer.Option(min=0, help="How many percentage points of the share on the ANE may be lost.")
+        float,
+        typer.Option(min=0, help="How many percentage points of the share on the Neural Engine may be lost."),
     ] = 0.1,
     numbers: Annotated[bool, typer.Option(help="Compare the outputs too.")] = True,
     gate: Annotated[float, typer.Option(help="The least PSNR of every output, in dB.")] = 60.0,
@@ -94,10 +95,10 @@ def _git(folder: Path, *words: str) -> str:
     except FileNotFoundError as error:
         raise SurgeryError("review needs git, which is not on the PATH") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise SurgeryError(
-            f"git {words[0]}: {said[-1] if said else 'failed'}; fetch the commit (fetch-depth: 0)"
-        )
+        said = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        is_clone = "not a git repository" not in said
+        cure = "fetch the commit (fetch-depth: 0)" if is_clone else "name models in a clone of your repository"
+        raise SurgeryError(f"git {words[0]}: {said}; {cure}")
     return done.stdout.strip()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +15,19 @@ from typing import Annotated, Any, TypeAlias, get_args
 import typer
 from typer.models import ArgumentInfo
 
-from anesurgery.commands.next_steps import ended
-from anesurgery.commands.options import LEAST, SHARED, Json, OldOut, Out, Quiet
+from anesurgery.commands.next_steps import FULL, command, ended
+from anesurgery.commands.options import LEAST, SHARED, Full, Json, OldOut, Out, Quiet
 from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.commands.written_options import Parameter, parameters_of
-from anesurgery.display import finite, printable
-from anesurgery.errors import SurgeryError
+from anesurgery.display import drawn, finite, printable
+from anesurgery.errors import SurgeryError, SurgeryWarning
 
 Place: TypeAlias = Annotated[Path, "a place"]
 """Where to write, by --out or as the last argument."""
 MaybePlace: TypeAlias = Annotated[Path | None, "a place"]
 """The same, where none need be named."""
+LINES = 14
+"""The most lines that a command prints by default, where it has `--full`."""
 SHORT = {"count": ("-k",), "out": ("-o",)}
 
 
@@ -95,8 +99,13 @@ class Outcome:
     error: str = ""
     after: Callable[[], object] | None = None
 
-    def print(self, as_json: bool, quiet: bool) -> None:
+    def print(self, as_json: bool, quiet: bool, full: bool = True) -> None:
         """Print it, and end the process where its exit code is not 0.
+
+        Args:
+            as_json: as JSON?
+            quiet: nothing?
+            full: the whole report, and not what fits on a screen?
 
         Raises:
             SurgeryError: the error that it holds.
@@ -107,8 +116,10 @@ class Outcome:
 
             print(dumps(finite(plain), indent=2, allow_nan=False))
         elif not quiet:
-            self._show()
-            if last := ended((path for path in self.wrote if path is not None), self.then, self.more):
+            more = "\n".join(filter(None, [FULL * (not full), self.more]))
+            last = ended((path for path in self.wrote if path is not None), self.then, more)
+            self._show(0 if full else LINES - len(last.splitlines()))
+            if last:
                 print(last)
         if self.after is not None:
             self.after()
@@ -117,7 +128,8 @@ class Outcome:
         if self.code:
             raise typer.Exit(self.code)
 
-    def _show(self) -> None:
+    def _show(self, lines: int) -> None:
+        """Print the report: so many lines of it, or all for 0."""
         if isinstance(self.shown, tuple):
             for line in self.shown:
                 print(printable(line))
@@ -128,6 +140,11 @@ class Outcome:
         if shown is None:
             shown = self.result if hasattr(self.result, "__rich__") else str(self.result)
         parts = shown if isinstance(shown, list) else [shown] * (shown != "")
+        if lines:
+            from anesurgery.show.costs import fitted
+
+            first, *others = [drawn(part, "report") for part in parts]
+            parts = [fitted(replace(first, parts=[*first.parts, *others]), lines)]
         for part in parts:
             PlainConsole().print(part, crop=False)
 
@@ -140,6 +157,7 @@ def subcommand(
     waits: str = "",
     engine: bool = True,
     json: bool = True,
+    screen: bool = False,
     names: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> Callable[[Body], Callable[..., None]]:
@@ -152,6 +170,7 @@ def subcommand(
         waits: see `Call`.
         engine: are torch and coremltools loaded first? Else the `Call` loads them, behind checks of the usage.
         json: has it an option `--json`? One that prints as it goes gives no outcome.
+        screen: does it print what fits on a screen, and all of its report with `--full`?
         names: parameter of the call -> what its option is called.
         without: parameters of the call that get no option.
     """
@@ -164,6 +183,7 @@ def subcommand(
 
         def run(**values: Any) -> None:
             as_json, quiet = values.pop("as_json", False), values.pop("quiet")
+            whole = values.pop("whole", True)
             options = {parameter.name: values.pop(parameter.name) for parameter in derived}
             if "positional_out" in values:
                 values["out"] = _place(values.pop("positional_out"), values["out"], own["out"])
@@ -174,10 +194,20 @@ def subcommand(
 
                 values["inputs"] = read_all(values["inputs"])
             first_call = [Call(name, waits, options, silent=as_json or quiet) for name in calls[:1]]
-            if (outcome := body(*first_call, **values)) is not None:
-                outcome.print(as_json, quiet)
+            with warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore", SurgeryWarning)
+                try:
+                    outcome = body(*first_call, **values)
+                except SurgeryError as error:
+                    error.args = (_with_options(str(error), run_options),)
+                    raise
+            if outcome is not None:
+                outcome.print(as_json, quiet, whole)
 
-        common = [_keyword("as_json", Json, False)] * json + [_keyword("quiet", Quiet, False)]
+        run_options = _flags(derived, names or {}) | {name: f"--{name}" for name in own if name == "inputs"}
+        common = [_keyword("whole", Full, False)] * screen + [_keyword("as_json", Json, False)] * json
+        common += [_keyword("quiet", Quiet, False)]
         parameters = [*_parameters(own, derived, names or {}), *common]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__doc__, run.__name__, run.__annotations__ = body.__doc__, body.__name__, {}
@@ -186,16 +216,32 @@ def subcommand(
     return built
 
 
+def _with_options(words: str, flags: Mapping[str, str]) -> str:
+    """Return an error of a call with its parameters as they are written on the command line."""
+    for name, flag in flags.items():
+        words = re.sub(rf" \({name}=True\)", "", words)  # beside the option
+        words = re.sub(rf"\b{name}=True\b", flag, words)
+        words = re.sub(rf"\b{name}=", f"{flag} ", words)
+        if flag.strip("-").replace("-", "_") != name:
+            words = re.sub(rf"\b{name}\b", flag, words)
+    return words
+
+
 def _parameters(
     own: Mapping[str, inspect.Parameter], derived: list[Parameter], names: Mapping[str, str]
 ) -> list[inspect.Parameter]:
     """Return the parameters of a command: arguments, options of its call, and options of its own."""
     of_body = [expanded for one in own.values() for expanded in _expanded(one)]
     arguments = [one for one in of_body if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
-    flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
+    flags = _flags(derived, names)
     shown_as = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in of_body} | flags
     of_call = [_option(one, flags[one.name], shown_as) for one in derived]
     return [*arguments, *of_call, *(one for one in of_body if one not in arguments)]
+
+
+def _flags(derived: list[Parameter], names: Mapping[str, str]) -> dict[str, str]:
+    """Return {parameter of a call: its option}."""
+    return {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
 
 
 def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -235,5 +281,5 @@ def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter)
     if out is not None and positional is not None and out != positional:
         raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
     if out is None and positional is None and wanted.annotation == Place:
-        raise SurgeryError("where to write is missing; name it after the model, or with --out")
+        raise SurgeryError(f"where to write is missing; add it: {command(*sys.argv[1:], '--out', 'NAME')}")
     return positional if out is None else out

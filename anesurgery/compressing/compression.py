@@ -52,7 +52,7 @@ from anesurgery.files.protobuf import version_of
 from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
-from anesurgery.interpret.predictor import Predictor, bound, check_ids
+from anesurgery.interpret.predictor import Predictor, bound
 from anesurgery.mil import Program, exclusive, function_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
@@ -62,7 +62,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
-USUAL = ("linear-8", "linear-4", "palettize-6", "palettize-4")
+USUAL_MODES = ("linear-8", "linear-4", "palettize-6", "palettize-4")
 """The modes that the command draws where none is named."""
 ONE_FUNCTION = "coremltools.optimize takes one package with one function, so there are no points of its modes"
 
@@ -432,7 +432,6 @@ def _find_function(given: MLProgram, samples: Sequence[Mapping[str, Any]], name:
             check_names(functions[name], values)
         else:
             bound(given.loaded, values, name)
-            check_ids(given.loaded, values, name)
     return name or None
 
 

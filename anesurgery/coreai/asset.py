@@ -9,7 +9,6 @@ https://mlir.llvm.org/docs/BytecodeFormat/. Every number in the file is checked 
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import DAMAGED, LoadError, missing
-from anesurgery.files.source import SourceFile, read_text
+from anesurgery.errors import DAMAGED, LoadError, damage, missing
+from anesurgery.files.source import SourceFile, read_json
 from anesurgery.mil import Array
 
 SUFFIX = ".aimodel"
@@ -219,10 +218,10 @@ class Asset:
 def _read_metadata(file: Path) -> dict[str, Any]:
     """Read the folder's metadata; its version must be known."""
     try:
-        metadata = json.loads(read_text(file))
+        metadata = read_json(file)
         version = metadata["assetVersion"]
     except DAMAGED as error:
-        raise LoadError(f"{file} cannot be understood: {error!r}; copy the model again") from error
+        raise LoadError(f"{file} cannot be understood: {damage(error)}; copy the model again") from error
     if not str(version).startswith(FORMAT):
         raise LoadError(f"{file} is of version {version}, and {FORMAT}x is known; update anesurgery")
     return metadata

@@ -31,8 +31,8 @@ from anesurgery.coreai.lifts.graphs import as_list, composite_of
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
-    Plain,
-    Site,
+    Described,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -106,7 +106,7 @@ class AssetGraphs:
     """The graphs of a model as the child process returns them; a program can be made for each opset."""
 
     asset: Asset
-    graphs: Sequence[Plain]
+    graphs: Sequence[Described]
     arrays: Mapping[str, Array]
     longest: int = NO_END
     """The largest size of dynamic axes."""
@@ -186,7 +186,7 @@ class Reader:
     """State shared by all functions of a model."""
 
     asset: Asset
-    graphs: Mapping[str, Plain]
+    graphs: Mapping[str, Described]
     arrays: Mapping[str, Array]
     opset: Any
     notes: dict[str, None] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class Reader:
         held = dict(self.asset.metadata.get(CUSTOM) or {})
         self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
-    def function(self, graph: Plain) -> Function:
+    def function(self, graph: Described) -> Function:
         """Build a function of the program from a graph."""
         self._check_kinds(graph)
         wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
@@ -223,13 +223,13 @@ class Reader:
                 self.notes[f"{before} is called {after}: MIL takes letters, digits and underscores"] = None
         return function
 
-    def _check_kinds(self, graph: Plain) -> None:
+    def _check_kinds(self, graph: Described) -> None:
         kinds = {op_kind(op) for op in self._ops(graph, set())}
         if lacking := sorted(kinds - TABLE.keys() - ENDS):
             words = f"{self.asset.path}: nothing in MIL stands for {', '.join(lacking)} of Core AI"
             raise LoadError(f"{words}, which {graph['name']} uses; export the model without")
 
-    def _ops(self, block: Plain, seen: set[str]) -> Iterator[Plain]:
+    def _ops(self, block: Described, seen: set[str]) -> Iterator[Described]:
         """Yield the ops of a block, of nested blocks and of called graphs."""
         for op in block["ops"]:
             yield op
@@ -240,7 +240,7 @@ class Reader:
                 seen.add(callee["name"])
                 yield from self._ops(callee, seen)
 
-    def _placeholder(self, name: str, kind: Plain) -> Any:
+    def _placeholder(self, name: str, kind: Described) -> Any:
         if (size := image_size(kind)) is not None:
             self.images.setdefault(name, "RGB")
             return mb.placeholder(shape=[1, 3, *size], dtype=types.fp32, name=name)
@@ -259,10 +259,10 @@ class Reader:
             return mb.state_tensor_placeholder(shape, element)  # which the function names
         return mb.placeholder(shape=shape, dtype=element, name=name)
 
-    def _given(self, var: Var, kind: Plain) -> Value:
+    def _given(self, var: Var, kind: Described) -> Value:
         return cast(var, mil_type(kind["dtype"])) if "dtype" in kind and not kind.get("state") else var
 
-    def _outputs(self, named: Sequence[tuple[str, Value, Plain]]) -> dict[Var, str]:
+    def _outputs(self, named: Sequence[tuple[str, Value, Described]]) -> dict[Var, str]:
         """Return output value -> name, from (name, value, type in the file); each gets an op of its own."""
         outputs, names = dict[Var, str](), identifiers([name for name, *_ in named])
         for name, (_, value, kind) in zip(names, named, strict=True):
@@ -276,7 +276,7 @@ class Reader:
                 self.images.setdefault(name, "RGB")
         return outputs
 
-    def constant(self, held: Plain) -> Array:
+    def constant(self, held: Described) -> Array:
         """Return the numbers of a constant in the file's dtype; elements of few bits take a byte each."""
         name, shape = name_of(held["dtype"]), tuple(held["shape"])
         if "constant" in held:
@@ -290,7 +290,7 @@ class Reader:
         return (array.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else array
 
 
-def op_kind(op: Plain) -> str:
+def op_kind(op: Described) -> str:
     """Return the kind of an op as the table names it."""
     return str(op["kind"]).removeprefix("broadcasting_")
 
@@ -302,11 +302,11 @@ ENDS = {"output", "yield", "condition"}
 class GraphScope:
     """The values of a graph while its ops are lifted."""
 
-    def __init__(self, reader: Reader, graph: Plain, labels: dict[Var, str] | None = None) -> None:
+    def __init__(self, reader: Reader, graph: Described, labels: dict[Var, str] | None = None) -> None:
         self.reader, self.name = reader, graph["name"]
         self.values: dict[int, Value] = {}
         """Number of a value in the file -> the program's value."""
-        self.types: dict[int, Plain] = {}
+        self.types: dict[int, Described] = {}
         """Number of a value in the file -> its type there."""
         self.labels: dict[Var, str] = {} if labels is None else labels
         """Value -> the name that it gets at the end, if no other has it."""
@@ -317,11 +317,11 @@ class GraphScope:
         self.depth = 0
         """Number of blocks around the current op."""
 
-    def take(self, kind: Plain, value: Value) -> None:
+    def take(self, kind: Described, value: Value) -> None:
         """Note the program's value for a value of the file."""
         self.values[kind["number"]], self.types[kind["number"]] = value, kind
 
-    def constant(self, held: Plain) -> Value:
+    def constant(self, held: Described) -> Value:
         """Return a constant: its numbers, or one value of the program for each large weight."""
         key = (held.get("resource"), held["dtype"], tuple(held["shape"]))  # equal bytes are one resource
         if key in self.shared:
@@ -334,7 +334,7 @@ class GraphScope:
             self.shared[key] = var
         return var
 
-    def block(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+    def block(self, block: Described, values: Sequence[Value] = ()) -> list[Value]:
         """Lift the ops of a block, and return its results."""
         for argument, value in zip(block["arguments"], values, strict=False):
             self.take(argument, value)
@@ -348,7 +348,7 @@ class GraphScope:
         """Return the channels of an image, in order."""
         return self.reader.images.get(image.name, "RGB")
 
-    def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+    def nested(self, block: Described, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a nested block at the builder's position."""
         self.depth += 1
         try:
@@ -356,7 +356,7 @@ class GraphScope:
         finally:
             self.depth -= 1
 
-    def called(self, site: Site) -> list[Value]:
+    def called(self, site: LiftedOp) -> list[Value]:
         """Return the results of a call: one MIL op for a known composite, else the lifted ops of the graph."""
         graph = self.reader.graphs[site.attribute("callee")]
         operands = [site[i] for i in range(len(site))]
@@ -371,8 +371,8 @@ class GraphScope:
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))
 
-    def _lift(self, op: Plain) -> None:
-        site = Site(op, [self.values[i] for i in op["operands"]], self)
+    def _lift(self, op: Described) -> None:
+        site = LiftedOp(op, [self.values[i] for i in op["operands"]], self)
         try:
             made = TABLE[op_kind(op)](site)
             values: list[Value] = list(made) if isinstance(made, (list, tuple)) else [cast_to(Any, made)]
@@ -388,7 +388,7 @@ class GraphScope:
                 f"{self.reader.asset.path}: the op {place} of {self.name} has no form in MIL: {why}"
             ) from error
 
-    def _note_result(self, op: Plain, kind: Plain, value: Value) -> None:
+    def _note_result(self, op: Described, kind: Described, value: Value) -> None:
         """Note a result, in the shape that the file states."""
         if value is TOKEN or "dtype" not in kind or kind.get("state"):
             self.take(kind, value)

@@ -251,7 +251,7 @@ def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> L
     """
     path = Path(model).expanduser()
     if path.suffix.lower() != SUFFIX:
-        raise LoadError(f"{path} is no {SUFFIX}; `anesurgery inspect` tells of other models")
+        raise LoadError(f"{path} is no {SUFFIX}; `anesurgery see` reports on other models")
     inspection = inspect(path, target)
     ids = {rule.id for rule in (*RULES, RELEASE)} | CARRIED.keys()
     found = tuple(finding for finding in inspection.all_findings if finding.rule in ids)

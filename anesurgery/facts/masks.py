@@ -22,6 +22,7 @@ from anesurgery.errors import NO_MATCH, InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret.attentions import read_values
+from anesurgery.interpret.core import evaluate
 from anesurgery.mil import (
     Array,
     Function,
@@ -69,31 +70,33 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
 
     With `shifted`, kept scores may be shifted, as by a distance bias in the same constant.
     """
-    free: dict[Var, torch.Tensor] = {}
+    kept_terms: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
     for term, added in _terms(chain):
-        movable = runtime_inputs([term]) or (chain.ops and is_sum(chain))
-        if added and movable and _is_bias(term):
-            free[term] = torch.zeros([1])
+        # static terms stay where ops add them; fused attention (no ops) reads one mask, in which they are
+        may_stay_a_term = runtime_inputs([term]) or (chain.ops and is_sum(chain))
+        if added and may_stay_a_term and _is_bias(term):
+            kept_terms[term] = torch.zeros([1])
             continue
-        dynamic = conditions_of(term)
+        dynamic = _conditions_of(term)
         if dynamic is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
             return Refusal(f"the mask depends on {names} in a way that cannot be taken apart")
         conditions.update(dict.fromkeys(dynamic))
     if len(conditions) > MOST_CONDITIONS:
         return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
+    # of a conjunction, exactly one assignment of its conditions keeps anything
     literals: list[Literal] | None = None
     keep: Array = np.zeros((1, 1), bool)
     for held in _assignments(conditions):
-        tried = _keep(chain, {**free, **_as_tensors(held)}, shifted)
+        tried = _keep(chain, {**kept_terms, **_as_tensors(held)}, shifted)
         if isinstance(tried, Refusal):
             return tried
         if tried.any() or not held:
             if literals is not None:
                 return Refusal("what the mask depends on is not a conjunction")
             literals, keep = list(held.items()), tried
-    return _parts(chain, literals or [], keep, list(free))
+    return _parts(chain, literals or [], keep, list(kept_terms))
 
 
 def without_leading_biases(chain: Chain) -> Chain:
@@ -107,18 +110,7 @@ def without_leading_biases(chain: Chain) -> Chain:
     return chain
 
 
-def is_shared(var: Var | None) -> bool:
-    """Is a value one of the constants at the head of its block, where shared constants are?"""
-    block = var.op.enclosing_block if var is not None and var.op is not None else None
-    for op in block.operations if block is not None else ():
-        if op.op_type != "const":
-            return False
-        if op.outputs[0] is var:
-            return True
-    return False
-
-
-def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) -> Parts | Refusal:
+def _parts(chain: Chain, literals: list[Literal], keep: Array, kept_terms: list[Var]) -> Parts | Refusal:
     """Move static conjuncts into `keep`; dynamic ones stay conditions."""
     conditions: dict[Literal, None] = {}
     for var, required in (leaf for literal in literals for leaf in conjuncts(*literal)):
@@ -129,8 +121,8 @@ def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) 
         else:
             keep = keep & (value.astype(bool) == required)
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
-    dynamic = [v for v in free if runtime_inputs([v])]
-    biases = tuple(v for v in free if v not in dynamic)
+    dynamic = [v for v in kept_terms if runtime_inputs([v])]
+    biases = tuple(v for v in kept_terms if v not in dynamic)
     return Parts(without_copies(keep), tuple(conditions), tuple(dynamic), biases)
 
 
@@ -153,21 +145,20 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
 
 def _is_bias(term: Var) -> bool:
     """Is an added term something other than a mask, so that it is kept as a term?"""
-    conditions = conditions_of(term)
+    conditions = _conditions_of(term)
     if conditions is None:
         return True
-    for held in _assignments(conditions):
-        value = static_value(term, _as_tensors(held))
-        if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
-            return True
-        if np.isnan(value).any():
-            return False
-        if not held:
-            return bool((value != 0).any() and not (value <= MASKED).any())
-    return False
+    evaluated = [static_value(term, _as_tensors(held)) for held in _assignments(conditions)]
+    values = [value for value in evaluated if value is not None]
+    if len(values) < len(evaluated):
+        return True
+    if conditions:  # a mask is 0 or masked, whatever they are
+        return any(not ((value == 0) | (value <= MASKED)).all() for value in values)
+    (value,) = values
+    return bool((value != 0).any() and not np.isnan(value).any() and not (value <= MASKED).any())
 
 
-def conditions_of(mask: Var) -> list[Var] | None:
+def _conditions_of(mask: Var) -> list[Var] | None:
     """Return the dynamic booleans that a mask is computed from, pointwise; None if anything else is read."""
     conditions: dict[Var, None] = {}
     stack, seen = [mask], {mask}
@@ -175,7 +166,7 @@ def conditions_of(mask: Var) -> list[Var] | None:
         var = stack.pop()
         if constant(var) is not None or not runtime_inputs([var]):
             continue
-        if is_boolean(var) and producer(var, "logical_not") is None:
+        if _is_boolean(var) and producer(var, "logical_not") is None:
             if static_shape(var) is None:
                 return None
             conditions[var] = None
@@ -193,11 +184,11 @@ def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
     literals: list[Literal] = []
     seen, pending = set[Literal](), [(condition, wanted)]
     while pending:
-        one = pending.pop()
-        if one in seen:
+        literal = pending.pop()
+        if literal in seen:
             continue
-        seen.add(one)
-        (var, value), op = one, one[0].op
+        seen.add(literal)
+        (var, value), op = literal, literal[0].op
         if op is not None and op.op_type == "logical_not":
             pending.append((op.x, not value))
         elif op is not None and op.op_type == ("logical_and" if value else "logical_or"):
@@ -228,7 +219,7 @@ def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
     ends = chain.ops[-1].outputs if chain.ops else chain.masks
     ops_key = fingerprint((), slice_back(ends, {chain.scores}), ())
     operands_key = (
-        tuple(map(chain.masks.index, chain.masks)),
+        tuple(map(chain.masks.index, chain.masks)),  # which of the masks are one value
         tuple(map(type_text, (chain.scores, *chain.masks))),
     )
     key = ops_key, operands_key, chain.size, shifted
@@ -276,12 +267,12 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     if is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
-            value = None if term in bound and not is_boolean(term) else static_value(term, bound)
-            if value is None and term not in bound:
+            if term in bound and not _is_boolean(term):
+                continue
+            if (value := static_value(term, bound)) is None:
                 return None
-            if value is not None:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    total = total + (np.where(value, 0, -np.inf) if is_boolean(term) else value)
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = total + (np.where(value, 0, -np.inf) if _is_boolean(term) else value)
         return total, total + 1
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
     results = []
@@ -299,15 +290,13 @@ def is_sum(chain: Chain) -> bool:
     return all(op.op_type in ("add", "maximum") for op in chain.ops)
 
 
-def is_boolean(var: Var) -> bool:
+def _is_boolean(var: Var) -> bool:
     """Does a value hold booleans?"""
     return np_dtype(var).kind == "b"
 
 
 def static_value(var: Var, bound: Bound) -> Array | None:
     """Return a value computed from constants and the bound values; None if it depends on anything else."""
-    from anesurgery.interpret.core import evaluate
-
     if var not in bound and (value := constant(var)) is not None:
         return np.asarray(value)
     ops = slice_back([var], {*bound, *shapes_read([var], bound)})
@@ -372,18 +361,18 @@ def _is_range(var: Var | None) -> bool:
 
 
 def against_causal_attention(op: Operation) -> Refusal | None:
-    """Return why a softmax or fused attention is not causal; None where it is. All callers use this test."""
-    found = causal_window(op)
-    return found if isinstance(found, Refusal) else None
+    """Return why a softmax or fused attention is not causal; None where it is."""
+    window = causal_window(mask_chain(op), op)
+    return window if isinstance(window, Refusal) else None
 
 
-def causal_window(op: Operation) -> int | Refusal:
-    """Return how many keys a query sees at most, from the farthest to its own; or why it is not causal."""
-    return window_of(mask_chain(op), op)
+def causal_window(chain: Chain | Refusal, op: Operation) -> int | Refusal:
+    """Return how many keys a query sees at most, from the farthest to its own; or why that is not known.
 
-
-def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
-    """Return the same for a chain of mask ops that stands before `op`."""
+    Args:
+        chain: the mask ops that stand before `op`, or why there are none.
+        op: a softmax, fused attention, or another op that reads masked scores.
+    """
     if chain is NO_MATCH:
         return Refusal("nothing is masked", op)
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)
@@ -407,7 +396,7 @@ def against_causal(keep: Array) -> Refusal | None:
 
 @lru_cache(maxsize=16)
 def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
-    """Compute the same from the content of a mask: layers have equal ones."""
+    """Return why a mask with this shape and these packed elements is not causal; layers have equal masks."""
     keep = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape).astype(bool)
     queries, keys = keep.shape[-2:]
     ahead = np.triu(np.ones((queries, keys), bool), max(keys - queries, 0) + 1)
@@ -419,12 +408,3 @@ def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
     if not keep.any(-1).all():
         return Refusal(f"row {int(np.argwhere(~keep.any(-1))[0][-1])} of the mask keeps nothing")
     return None
-
-
-def safe_keys(keep: Array) -> list[int]:
-    """Return keys such that each query keeps at least one of them."""
-    keys: list[int] = []
-    for row in keep.reshape(-1, keep.shape[-1]):
-        if row.any() and not row[keys].any():
-            keys.append(int(np.flatnonzero(row)[-1]))
-    return keys

@@ -25,15 +25,15 @@ OPS = names(
 """Ops that an angle is written with."""
 ENDS = names("add sub mul select atan")
 """Ops that may be the last of an angle."""
-MOST = 40
+MOST_OPS = 40
 """The most ops of an angle; that of torch has 30."""
-NEXT = 3
+OPS_TO_NEXT = 3
 """The most ops between an angle and a later op that is the angle, too: selects and sums for the quadrants."""
-LITTLE = 1e-6
+LARGEST_ADDED = 1e-6
 """The largest number added to a divisor so that it is not 0. For divisors of 0.01 and more (the least that are
 tried here) it changes nothing that fp16 can tell.
 """
-CLOSE = 2e-3
+TOLERANCE = 2e-3
 """How far angles may be from the exact ones: pi in fp16 is off by 9.7e-4, and a step of fp16 there is 2e-3."""
 SIZES = (1e-2, 0.3, 1.0, 2.5, 7.0, 300.0, 3e4)
 """Magnitudes of the coordinates that are tried; quotients go up to 3e6."""
@@ -48,8 +48,8 @@ class QuotientAngle:
     y: Var
     x: Var
     ops: tuple[Operation, ...]
-    """All ops, the last one first."""
-    turns: bool
+    """All ops: the last one first, the others in no order."""
+    all_quadrants: bool
     """Does it tell all four quadrants apart, as atan2 does, and not two as atan does?"""
 
 
@@ -60,10 +60,10 @@ def quotient_angle(op: Operation) -> QuotientAngle | None:
 
 
 def may_divide_by_zero(division: Operation) -> bool:
-    """May a divisor be 0, or 0 plus a number that fp16 does not hold?"""
-    x = _divisor(division.y)
-    low, high = interval(x)
-    return low <= 0 <= high and not is_stored(x) and not _is_replaced(x)
+    """May a divisor be 0? Of x plus a number that fp16 does not hold, x is asked."""
+    divisor = _divisor(division.y)
+    low, high = interval(divisor)
+    return low <= 0 <= high and not is_stored(divisor) and not _is_replaced(divisor)
 
 
 def _angle(op: Operation) -> QuotientAngle | None:
@@ -79,9 +79,10 @@ def _angle(op: Operation) -> QuotientAngle | None:
     angles = results_at_points(op, y, x, points)
     if angles is None:
         return None
-    for turns, exact in ((True, np.arctan2(*points)), (False, np.arctan(points[0] / points[1]))):
-        if np.all(np.abs(angles - exact) < CLOSE):
-            return QuotientAngle(y, x, ops, turns)
+    if np.all(np.abs(angles - np.arctan2(*points)) < TOLERANCE):
+        return QuotientAngle(y, x, ops, all_quadrants=True)
+    if np.all(np.abs(angles - np.arctan(points[0] / points[1])) < TOLERANCE):
+        return QuotientAngle(y, x, ops, all_quadrants=False)
     return None
 
 
@@ -89,19 +90,19 @@ def _points(ops: tuple[Operation, ...]) -> Array:
     """Return points [2, n] of y and x in all quadrants: ordinary sizes, and near each constant of the ops."""
     stored = (v for op in ops for v in op_inputs(op).values() if isinstance(v, Var) and is_stored(v))
     numbers = {abs(n) for v in stored if not isinstance(v.val, str) and (n := number(v)) is not None}
-    sizes = sorted({*SIZES, *(n * factor for n in numbers if n > LITTLE for factor in BESIDE)})
+    sizes = sorted({*SIZES, *(n * factor for n in numbers if n > LARGEST_ADDED for factor in BESIDE)})
     signed = np.array([*sizes, *(-size for size in sizes)])
     return np.stack([axis.reshape(-1) for axis in np.meshgrid(signed, signed)])
 
 
 def _division(op: Operation) -> Operation | None:
-    """Return the division inside the one arc tangent upstream of an op, within `MOST` ops; else None."""
+    """Return the division inside the one arc tangent upstream of an op, within `MOST_OPS` ops; else None."""
     pending, seen = [op], {op}
-    while pending and len(seen) <= MOST:
-        one = pending.pop()
-        if one.op_type == "atan":
-            return producer(one.x, "real_div")
-        makers = [producer(v) for v in _values(one)]
+    while pending and len(seen) <= MOST_OPS:
+        current = pending.pop()
+        if current.op_type == "atan":
+            return producer(current.x, "real_div")
+        makers = [producer(v) for v in _values(current)]
         fresh = [m for m in makers if m is not None and m.op_type in OPS and m not in seen]
         pending += fresh
         seen |= set(fresh)
@@ -120,7 +121,7 @@ def _divisor(var: Var) -> Var:
         shift = producer(other, "mul")
         factors = [] if shift is None else [v for v in (shift.x, shift.y) if is_stored(v)]
         little = number(other) if is_stored(other) else number(factors[0]) if factors else None
-        if little is not None and abs(little) <= LITTLE:
+        if little is not None and abs(little) <= LARGEST_ADDED:
             return value
     return var
 
@@ -135,13 +136,13 @@ def _ops_between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
     """Return all ops from y and x to an op; None where another value comes in."""
     ops, pending = list[Operation](), [op]
     while pending:
-        one = pending.pop()
-        if one in ops:
+        current = pending.pop()
+        if current in ops:
             continue
-        if one.op_type not in OPS or len(ops) >= MOST:
+        if current.op_type not in OPS or len(ops) >= MOST_OPS:
             return None
-        ops.append(one)
-        for var in _values(one):
+        ops.append(current)
+        for var in _values(current):
             if var is y or var is x:
                 continue
             maker = producer(var)
@@ -166,21 +167,18 @@ def results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | N
             assert maker is not None
             arguments = {name: of(v) for name, v in op_inputs(maker).items()}
             if any(a is None for a in arguments.values()):
-                raise ValueError(var.name)
+                return None
             values[var] = TABLE[maker.op_type].function(**arguments)
         return values[var]
 
-    try:
-        angles: Array = of(op.outputs[0]).double().numpy()
-    except ValueError:
-        return None
-    return angles
+    angles = of(op.outputs[0])
+    return None if angles is None else np.asarray(angles.double().numpy())
 
 
 def _continues_downstream(angle: QuotientAngle) -> bool:
     """Is an op further downstream the same angle, with the points on the axes told apart?"""
     reached = [angle.ops[0]]
-    for _ in range(NEXT):
+    for _ in range(OPS_TO_NEXT):
         reached = [r for op in reached for v in op.outputs for r in consumers(v) if r.op_type in ENDS]
         if any((a := _angle(r)) is not None and (a.y, a.x) == (angle.y, angle.x) for r in reached):
             return True

@@ -28,7 +28,7 @@ from typing import TypeAlias
 from anesurgery.errors import Refusal
 from anesurgery.facts import windows
 from anesurgery.facts.attention import chain_to, mask_chain
-from anesurgery.facts.masks import causal_window, window_of
+from anesurgery.facts.masks import causal_window
 from anesurgery.mil import Block, Operation, Var, consumers, operands, producer, static_shape
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.reading import axis_of, flag, ints, sliced
@@ -46,9 +46,9 @@ LOST = {
     "conv": "its window is more than one token wide",
     "linear": "it sums over the tokens",
     "reshape": "it merges the axis of the tokens with others",
-    "slice_update": "it writes some of the tokens only",
+    "slice_update": "it writes only some of the tokens",
     "tile": "it repeats the tokens",
-    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes some of the tokens only"),
+    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes only some of the tokens"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
 """Op type -> the reason for refusing it, if it removes the axis of the tokens; other ops "mix tokens"."""
@@ -276,7 +276,7 @@ def _fused_attention(op: Operation, tokens: Tokens) -> Labels:
     for var in factors.values():
         if tokens.axes.get(var) != {var.rank - 2: NEW}:
             return Refusal(f"%{var.name} does not hold the tokens on its last axis but one")
-    window = causal_window(op)
+    window = causal_window(mask_chain(op), op)
     if isinstance(window, Refusal):
         return window
     tokens.windows[op] = window
@@ -334,7 +334,7 @@ def _log_sum_of_scores(op: Operation, tokens: Tokens) -> Labels:
     masked = [a for a, label in labels.items() if label == SEEN]
     if [a % op.x.rank for a in along] != masked or masked != [op.x.rank - 1]:
         return _labels_by_axes(op, tokens)
-    window = window_of(chain_to(op.x), op)
+    window = causal_window(chain_to(op.x), op)
     if isinstance(window, Refusal):
         return window
     tokens.windows[op] = window
@@ -416,10 +416,10 @@ def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
     scores = masked_scores(op)
     chain = mask_chain(op) if scores is op.x else chain_to(scores)
     if isinstance(chain, Refusal):
-        return window_of(chain, op)
+        return causal_window(chain, op)
     key = (chain.masks, chain.size, tuple(op.op_type for op in chain.ops))
     if key not in known:
-        known[key] = window_of(chain, op)
+        known[key] = causal_window(chain, op)
     return known[key]
 
 

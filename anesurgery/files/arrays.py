@@ -40,9 +40,10 @@ def read(path: Path) -> dict[str, Array]:
             words = "it is a folder; name one of its files"
         if "Object arrays" in str(error):
             words = "it holds Python objects; save arrays of numbers"
-        if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
-            words = "it is no archive of arrays, which np.savez writes"
-        raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
+        if os.path.isfile(path) and not zipfile.is_zipfile(path):  # no path raises here
+            form = "no archive of arrays" if path.stat().st_size else "empty"
+            words = f"it is {form}; write one with np.savez"
+        raise SurgeryError(f"{path} cannot be read as an .npz file: {words}") from error
 
 
 def read_all(paths: Sequence[Path] | None) -> list[dict[str, Array]] | None:

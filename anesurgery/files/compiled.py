@@ -13,7 +13,6 @@ versions to the program's `buildInfo`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import CompiledDescription, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, read_text, system_failed
-from anesurgery.files.weights import not_fetched
+from anesurgery.files.source import SourceFile, not_fetched, read_json, system_failed
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"
@@ -150,7 +148,7 @@ def _read_description(folder: Path) -> CompiledDescription | str:
 def _metadata(folder: Path) -> dict[str, Any]:
     """Return the first entry of `metadata.json`; {} if it cannot be read."""
     try:
-        entries = json.loads(read_text(folder / METADATA))
+        entries = read_json(folder / METADATA)
     except (LoadError, ValueError, RecursionError) as error:
         if isinstance(error, LoadError) and system_failed(error):
             raise

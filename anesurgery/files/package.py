@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from anesurgery.doors import door
-from anesurgery.errors import DAMAGED, LoadError, missing
+from anesurgery.errors import DAMAGED, LoadError, damage, missing
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import (
     NETWORK,
@@ -42,8 +44,8 @@ from anesurgery.files.executorch_program import is_program, unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, is_archive, read_text, unpack
-from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, placeholder_weight
+from anesurgery.files.source import SourceFile, is_archive, not_fetched, read_json, unpack
+from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
 
@@ -155,6 +157,21 @@ def _open_weights(file: Path | None, source: Path) -> tuple[WeightFile | None, s
     return (None, words) if words else (WeightFile(file), "")
 
 
+def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
+    """Return an array that stands for a missing weight: NaN for floats, 0 and 1 for integers.
+
+    Neighbouring rows differ in their bits, so that no pass finds them equal; one column is stored.
+    """
+    dtype = np.dtype(types.nptype_from_builtin(element))
+    zero_and_one = np.arange(shape[0] if shape else 1) % 2
+    column = zero_and_one.astype(dtype)
+    if np.issubdtype(dtype, np.floating):  # NaNs of both signs
+        column = np.where(zero_and_one, np.array(np.nan, dtype), -np.array(np.nan, dtype))
+    if not shape:
+        return np.broadcast_to(column[0], ())
+    return np.broadcast_to(column.reshape(-1, *[1] * (len(shape) - 1)), shape)
+
+
 # What a path holds.
 
 _MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
@@ -243,6 +260,8 @@ def _what_folder_is(folder: Path) -> str:
     models = sorted(path.name for path in folder.glob("*.ml*"))
     if models:
         return f"is a folder of models; give one of them: {', '.join(models[:4])}"
+    if folder.suffix == ".mlpackage":
+        return "lacks its Manifest.json; copy the whole package again"
     return "is a folder without a Manifest.json; give the .mlpackage folder itself"
 
 
@@ -281,14 +300,13 @@ def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
     """Return the specification file and the weight folder that a manifest names."""
     file = package / "Manifest.json"
     try:
-        manifest = json.loads(read_text(file))
+        manifest = read_json(file)
         items = manifest["itemInfoEntries"]
         spec = items[manifest["rootModelIdentifier"]]["path"]
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
         paths = [PurePosixPath(path) for path in (spec, *folders[:1])]
     except (OSError, *DAMAGED) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
-        raise LoadError(f"{file} cannot be understood: {why}; copy the package again") from error
+        raise LoadError(f"{file} cannot be understood: {damage(error)}; copy the package again") from error
     for path in paths:
         if path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise LoadError(f"{file} names {str(path)!r}, which is outside the package; do not trust it")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anesurgery.display import Drawn
-from anesurgery.errors import DAMAGED, IsPipeline, LoadError
+from anesurgery.errors import DAMAGED, IsPipeline, LoadError, damage
 from anesurgery.files.interface import Interface, description_parts, signatures
 from anesurgery.files.package import (
     PIPELINES,
@@ -33,7 +33,7 @@ from anesurgery.files.package import (
 )
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, read_text
+from anesurgery.files.source import SourceFile, read_json
 from anesurgery.files.writing import check_place, check_target, write_atomically
 
 if TYPE_CHECKING:
@@ -394,12 +394,12 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(read_text(file))
+        content = read_json(file)
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
         is_chain_file = content["format"] == FORMAT and bool(names)
     except (OSError, *DAMAGED) as error:
-        raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
+        raise LoadError(f"{file} cannot be understood: {damage(error)}; cut the model again") from error
     if not is_chain_file or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"

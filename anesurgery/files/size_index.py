@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import DAMAGED, InterpretError, LoadError, UnknownName
-from anesurgery.files.source import read_text
+from anesurgery.files.source import read_json
 
 INDEX = "sizes.json"
 FORMAT, VERSION = "anesurgery sizes", 4
@@ -186,7 +186,7 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
     """
     file = folder / INDEX
     try:
-        content = json.loads(read_text(file))
+        content = read_json(file)
         if content["format"] != FORMAT or content["version"] not in FIELDS_OF_VERSION:
             raise LoadError(
                 f"{file} is of {content['format']} {content['version']}; this reads {FORMAT} {VERSION}"

@@ -1,19 +1,22 @@
 """Open source files so that later changes are noticed, and unpack archives safely.
 
 `SourceFile` keeps a model's file open and checks at each use that nobody wrote to it. `unpack` extracts the
-only model of a .zip file.
+only model of a .zip file. `not_fetched` knows the pointers that Git LFS leaves in place of files.
 """
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
+import re
 import shutil
 import stat
 import weakref
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from anesurgery.errors import LoadError
 
@@ -112,6 +115,23 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
         UnicodeDecodeError: it is not UTF-8 text.
     """
     return SourceFile(path).read(largest).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Return the plain data in a JSON file.
+
+    Raises:
+        LoadError: it is not a file, too large, or cannot be read.
+        ValueError: it holds something else; says what, without the words of Python's own readers.
+    """
+    try:
+        return json.loads(read_text(path))
+    except UnicodeDecodeError as error:
+        raise ValueError("it is no text in UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON (line {error.lineno}, column {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError("it is no JSON that can be read: it is nested too deeply") from error
 
 
 def system_failed(error: LoadError) -> bool:
@@ -213,6 +233,35 @@ class SourceFile:
             same = False
         if not same:
             raise LoadError(f"{self.path} was replaced while the model was read; load it again")
+
+
+POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:[a-z0-9.-]+ [^\n]*\n)*?size (\d+)\n", re.DOTALL
+)
+"""The file that Git LFS leaves in place of the real one (docs/spec.md of git-lfs/git-lfs)."""
+LARGEST_POINTER = 1024
+"""A pointer has fewer bytes than this, by its specification."""
+
+
+def not_fetched(file: Path, content: bytes | None = None) -> str | None:
+    """Return the error that a file is a pointer of Git LFS, and how to fetch the real file; None for others.
+
+    Args:
+        file: the path of the file.
+        content: its content, if it was read already.
+    """
+    if content is None:
+        if not file.is_file():
+            return None
+        with open(file, "rb") as opened:
+            content = opened.read(LARGEST_POINTER)
+    pointer = POINTER.match(content[:LARGEST_POINTER])
+    if pointer is None:
+        return None
+    size = f"{int(pointer[1]):,} bytes"
+    return (
+        f"{file} is a pointer of Git LFS to {size} that were not fetched; run `git -C {file.parent} lfs pull`"
+    )
 
 
 KIND_IN_WORDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import struct
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,50 +27,6 @@ from anesurgery.files.progress import advance
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Array, Var, types
 
-POINTER = re.compile(
-    rb"version https://git-lfs\.github\.com/spec/v1\n(?:[a-z0-9.-]+ [^\n]*\n)*?size (\d+)\n", re.DOTALL
-)
-"""The file that Git LFS leaves in place of the real one (docs/spec.md of git-lfs/git-lfs)."""
-LARGEST_POINTER = 1024
-"""A pointer has fewer bytes than this, by its specification."""
-
-
-def not_fetched(file: Path, content: bytes | None = None) -> str | None:
-    """Return the error that a file is a pointer of Git LFS, and how to fetch the real file; None for others.
-
-    Args:
-        file: the path of the file.
-        content: its content, if it was read already.
-    """
-    if content is None:
-        if not file.is_file():
-            return None
-        with open(file, "rb") as opened:
-            content = opened.read(LARGEST_POINTER)
-    pointer = POINTER.match(content[:LARGEST_POINTER])
-    if pointer is None:
-        return None
-    size = f"{int(pointer[1]):,} bytes"
-    return (
-        f"{file} is a pointer of Git LFS to {size} that were not fetched; run `git -C {file.parent} lfs pull`"
-    )
-
-
-def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
-    """Return an array that stands for a missing weight: NaN for floats, 0 and 1 for integers.
-
-    Neighbouring rows differ in their bits, so that no pass finds them equal; one column is stored.
-    """
-    dtype = np.dtype(types.nptype_from_builtin(element))
-    zero_and_one = np.arange(shape[0] if shape else 1) % 2
-    column = zero_and_one.astype(dtype)
-    if np.issubdtype(dtype, np.floating):  # NaNs of both signs
-        column = np.where(zero_and_one, np.array(np.nan, dtype), -np.array(np.nan, dtype))
-    if not shape:
-        return np.broadcast_to(column[0], ())
-    return np.broadcast_to(column.reshape(-1, *[1] * (len(shape) - 1)), shape)
-
-
 ALIGNMENT = 64
 HEADER = struct.Struct("<II")
 METADATA = struct.Struct("<IIQQQ")
@@ -82,8 +37,6 @@ COMPARED_PIECE = 1 << 22
 """Bytes that are compared at a time, as both sides are in memory. A choice."""
 SAMPLE = 256
 """Bytes at the start, the middle and the end by which most contents differ."""
-Read = Callable[[int, int], bytes]
-"""(offset, count) -> so many bytes of a content."""
 
 TYPE_CODES: dict[str, int] = {
     "float16": 1,
@@ -109,12 +62,19 @@ class Blob:
     """One weight in a file."""
 
     code: int
+    """The type of the elements, by `TYPE_CODES` or `PACKED_TYPE_CODES`."""
     size: int
+    """Bytes of the data."""
     data: int
     """The offset of the data in the file."""
-    padding: int | None
+    padding: int
+    """Bits of the last byte that hold no element."""
     place: int = 0
     """The offset of the metadata in the file."""
+
+
+Reader = Callable[[int, int], bytes]
+"""(offset, count) -> so many bytes of a content."""
 
 
 class Mapped(np.memmap):
@@ -126,9 +86,9 @@ class Mapped(np.memmap):
 
 
 def _mapping_of(array: Any) -> Mapped | None:
-    """Return the mapped file that an array is a view of; None for other arrays."""
+    """Return the map of a file that an array is a view of; None for other arrays."""
     while isinstance(array, np.ndarray):
-        if hasattr(array, "source"):
+        if hasattr(array, "source"):  # views of a map have its class, and not this attribute
             return cast(Mapped, array)
         array = array.base
     return None
@@ -309,22 +269,23 @@ class WeightWriter:
         """Write the value of a constant unless the file has it already; return the offset of its metadata."""
         array = np.asarray(var.val)
         for source in self._sources:
-            if (blob := source.blob_of(array)) is not None:
+            if (blob := source.blob_of(array)) is not None:  # stored unchanged in a source file
                 source_blob = (source.source.identity, blob.data)
-                return self._once(source_blob, blob.size, partial(self._copy_or_reuse, source, blob))
+                return self._copied_once(source_blob, blob.size, partial(self._copy_or_reuse, source, blob))
         mapping = _mapping_of(array)
         if mapping is not None:
             mapping.source.check()
         blob, raw = _encoded(var, array)
         if mapping is not None and mapping.stored_bytes is not None and mapping.nbytes == raw.nbytes:
+            # stored with zeros behind it, see `followed_by_zeros`; numpy says where the map begins in the file
             part = replace(blob, data=mapping.offset)
             copy = partial(self._copy, mapping.source, part, mapping.stored_bytes)
-            return self._once((mapping.source.identity, *astuple(part)), blob.size, copy)
-        return self._write_once(
+            return self._copied_once((mapping.source.identity, *astuple(part)), blob.size, copy)
+        return self._deduplicated(
             blob, lambda offset, count: raw[offset : offset + count].tobytes(), lambda: self._write(blob, raw)
         )
 
-    def _once(self, key: Any, size: int, copy: Callable[[], int]) -> int:
+    def _copied_once(self, key: Any, size: int, copy: Callable[[], int]) -> int:
         """Return the offset of what was copied from a file; copy it if it was not yet."""
         if key in self._copies:
             advance(size)
@@ -357,10 +318,9 @@ class WeightWriter:
 
     def _copy_or_reuse(self, source: WeightFile, blob: Blob) -> int:
         """Copy a blob and return its offset; with several sources, reuse an equal content."""
-        if len(self._sources) == 1:
-            return self._copy_blob(source, blob)
         source.check(blob)
-        return self._write_once(blob, partial(source.read, blob), lambda: self._copy_blob(source, blob))
+        copy = partial(self._copy, source.source, blob, blob.size)
+        return copy() if len(self._sources) == 1 else self._deduplicated(blob, partial(source.read, blob), copy)
 
     def _write(self, blob: Blob, raw: Any) -> int:
         with self._new_entry(blob) as offset:
@@ -368,7 +328,7 @@ class WeightWriter:
         advance(blob.size)
         return offset
 
-    def _write_once(self, blob: Blob, read: Read, write: Callable[[], int]) -> int:
+    def _deduplicated(self, blob: Blob, read: Reader, write: Callable[[], int]) -> int:
         """Return the offset of a content in this file; write it if it is not there yet.
 
         Samples exclude most contents; those with the same sample are compared as a whole.
@@ -383,7 +343,7 @@ class WeightWriter:
         offsets.append(write())
         return offsets[-1]
 
-    def _is_written_at(self, start: int, size: int, read: Read) -> bool:
+    def _is_written_at(self, start: int, size: int, read: Reader) -> bool:
         """Is the content at `start` of this file equal to the one that `read` returns?"""
         self._file.flush()
         handle = self._file.fileno()
@@ -392,11 +352,6 @@ class WeightWriter:
             if os.pread(handle, count, start + offset) != read(offset, count):
                 return False
         return True
-
-    def _copy_blob(self, source: WeightFile, blob: Blob) -> int:
-        """Copy a blob from its source file; return its offset."""
-        source.check(blob)
-        return self._copy(source.source, blob, blob.size)
 
     def _copy(self, source: SourceFile, blob: Blob, count: int) -> int:
         """Copy the first `count` bytes of a blob, inside the kernel if possible; zeros follow in the file.
@@ -407,7 +362,7 @@ class WeightWriter:
         with self._new_entry(blob) as offset:
             self._file.flush()
             target = offset + ALIGNMENT
-            _copy_bytes(source, self._file, count=count, start=blob.data, target=target, report=advance)
+            _copy_bytes(source, self._file, count=count, start=blob.data, target=target, reported=True)
             advance(blob.size - count)
             self._file.seek(target + count)
         return offset
@@ -427,15 +382,9 @@ def _encoded(var: Var, array: Array) -> tuple[Blob, Array]:
 
 
 def _copy_bytes(
-    source: SourceFile,
-    file: BinaryIO,
-    *,
-    count: int,
-    start: int,
-    target: int,
-    report: Callable[[int], None] | None = None,
+    source: SourceFile, file: BinaryIO, *, count: int, start: int, target: int, reported: bool = False
 ) -> None:
-    """Copy bytes from the offset `start` of a file to the offset `target` of another, and report each piece.
+    """Copy bytes from the offset `start` of a file to the offset `target` of another; may report each piece.
 
     Raises:
         LoadError: the source ends before.
@@ -446,8 +395,8 @@ def _copy_bytes(
         if not copied:
             raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
         start, target = start + copied, target + copied
-        if report is not None:
-            report(copied)
+        if reported:
+            advance(copied)
 
 
 def _copy_range(source: int, file: BinaryIO, count: int, start: int, target: int) -> int:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, no_folder
 
 SCRATCH = ".anesurgery-"
 """The start of the names of scratch folders; their inode number in hexadecimal and a random part follow."""
@@ -355,7 +355,7 @@ def check_place(target: Path, overwrite: bool, source: Path | None = None) -> No
     """
     try:
         if not target.parent.is_dir():
-            raise LoadError(f"the folder {target.parent} does not exist; make it first")
+            raise LoadError(no_folder(target.parent))
         if not os.access(target.parent, os.W_OK):
             raise LoadError(f"cannot write into {target.parent}; choose another folder")
         _check_input(target, source)

@@ -95,13 +95,13 @@ def solve_triangular(context: Any, node: Any) -> None:
         raise NotImplementedError(f"{node.name}: solve_triangular of matrices of dynamic size {a.shape}")
     n, dtype = int(a.shape[-1]), types.nptype_from_builtin(a.dtype)
     eye = np.eye(n, dtype=dtype)
-    inverse = eye if unit else mb.real_div(x=eye, y=mb.add(x=mb.mul(x=a, y=eye), y=1 - eye))
+    inverted = eye if unit else mb.real_div(x=eye, y=mb.add(x=mb.mul(x=a, y=eye), y=1 - eye))
     for size in (2**k for k in range((n - 1).bit_length())):
         beside = mb.mul(x=a, y=_off_diagonal_mask(n, size, upper=upper).astype(dtype))
-        if inverse is not eye:
-            beside = mb.matmul(x=mb.matmul(x=inverse, y=beside), y=inverse)
-        inverse = mb.sub(x=inverse, y=beside)
-    x, y = (inverse, b) if left else (b, inverse)
+        if inverted is not eye:
+            beside = mb.matmul(x=mb.matmul(x=inverted, y=beside), y=inverted)
+        inverted = mb.sub(x=inverted, y=beside)
+    x, y = (inverted, b) if left else (b, inverted)
     context.add(mb.matmul(x=x, y=y, name=node.name))
 
 
@@ -127,13 +127,13 @@ def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
             return
         x = inputs_of(context, node)[0]
         band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
-        keep = mb.equal(x=mb.band_part(x=_triangle_filled(x, np.float32(1)), **band), y=np.float32(0))
-        context.add(mb.select(cond=keep, a=x, b=_triangle_filled(x, np_dtype(x).type(0)), name=node.name))
+        keep = mb.equal(x=mb.band_part(x=_full_like(x, np.float32(1)), **band), y=np.float32(0))
+        context.add(mb.select(cond=keep, a=x, b=_full_like(x, np_dtype(x).type(0)), name=node.name))
 
     return wrap
 
 
-def _triangle_filled(x: Var, value: Any) -> Any:
+def _full_like(x: Var, value: Any) -> Any:
     """Return one value in the shape of x."""
     if any(map(is_symbolic, x.shape)):
         return mb.fill(shape=mb.shape(x=x), value=value)
@@ -259,60 +259,60 @@ QUERIES = 0
 
 
 def encoder_layer(context: Any, node: Any) -> None:
-    """Convert `_transformer_encoder_layer_fwd`: attention and two products, each with a norm.
+    """Convert `_transformer_encoder_layer_fwd`: attention and a feed-forward network, each with a norm.
 
-    With `norm_first`, x + attention(norm_1(x)) and then + products(norm_2(..)); else a norm after each sum.
+    With `norm_first`, x + attention(norm_1(x)) and then + feed_forward(norm_2(..)); else a norm after each sum.
     """
-    g = dict(zip(ENCODER_LAYER, inputs_of(context, node), strict=False))
-    heads, gelu, first = (known_value(g[n]) for n in ("heads", "gelu", "norm_first"))
-    eps = np.float32(known_value(g["eps"]))
+    arguments = dict(zip(ENCODER_LAYER, inputs_of(context, node), strict=False))
+    heads, uses_gelu, first = (known_value(arguments[n]) for n in ("heads", "gelu", "norm_first"))
+    eps = np.float32(known_value(arguments["eps"]))
 
     def normed(x: Var, which: int) -> Var:
-        scales = {"gamma": g[f"gamma_{which}"], "beta": g[f"beta_{which}"]}
+        scales = {"gamma": arguments[f"gamma_{which}"], "beta": arguments[f"beta_{which}"]}
         return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **scales)
 
     def attended(x: Var) -> Var:
-        mixed, _ = _attention([x] * 3, g, int(heads), _kept_scores(context, node, len(ENCODER_LAYER)))
+        mixed, _ = _attention([x] * 3, arguments, int(heads), _kept_scores(context, node, len(ENCODER_LAYER)))
         return mixed
 
-    def forward(x: Var) -> Var:
-        x = mb.linear(x=x, weight=g["weight_1"], bias=g["bias_1"])
-        x = mb.gelu(x=x, mode="EXACT") if gelu else mb.relu(x=x)
-        return mb.linear(x=x, weight=g["weight_2"], bias=g["bias_2"])
+    def feed_forward(x: Var) -> Var:
+        x = mb.linear(x=x, weight=arguments["weight_1"], bias=arguments["bias_1"])
+        x = mb.gelu(x=x, mode="EXACT") if uses_gelu else mb.relu(x=x)
+        return mb.linear(x=x, weight=arguments["weight_2"], bias=arguments["bias_2"])
 
-    x: Var = g["x"]
+    x: Var = arguments["x"]
     if first:
         x = mb.add(x=x, y=attended(normed(x, 1)))
-        context.add(mb.add(x=x, y=forward(normed(x, 2)), name=node.name))
+        context.add(mb.add(x=x, y=feed_forward(normed(x, 2)), name=node.name))
     else:
         x = normed(mb.add(x=x, y=attended(x)), 1)
-        context.add(mb.identity(x=normed(mb.add(x=x, y=forward(x)), 2), name=node.name))
+        context.add(mb.identity(x=normed(mb.add(x=x, y=feed_forward(x)), 2), name=node.name))
 
 
 def multi_head_attention(context: Any, node: Any) -> None:
     """Convert `_native_multi_head_attention`: the attended values, and the weights, averaged over heads."""
-    g = dict(zip(ATTENTION, inputs_of(context, node), strict=False))
+    arguments = dict(zip(ATTENTION, inputs_of(context, node), strict=False))
     keep = _kept_scores(context, node, len(ATTENTION), between=2)
-    rows = [g["query"], g["key"], g["value"]]
-    mixed, weights = _attention(rows, g, int(known_value(g["heads"])), keep)
+    rows = [arguments[name] for name in ("query", "key", "value")]
+    mixed, weights = _attention(rows, arguments, int(known_value(arguments["heads"])), keep)
     average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
     weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False) if average else weights
     for name, value in zip(node.outputs, (mixed, weights), strict=True):
         context.add(value, torch_name=name)
 
 
-def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
+def _attention(rows: list[Var], arguments: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
     """Return what attention gives, (batch, queries, width), and its weights, (batch, heads, queries, keys).
 
     Args:
         rows: query, key and value, each (batch, length, width).
-        g: the arguments of the node by name: `width`, and the weights and biases of both products.
+        arguments: the arguments of the node by name: `width`, and the weights and biases of both products.
         heads: the number of heads.
         keep: which scores are kept; None for all.
     """
-    width = int(known_value(g["width"]))
-    weights = mb.split(x=g["qkv_weight"], num_splits=3, axis=0)
-    biases = mb.split(x=g["qkv_bias"], num_splits=3, axis=0)
+    width = int(known_value(arguments["width"]))
+    weights = mb.split(x=arguments["qkv_weight"], num_splits=3, axis=0)
+    biases = mb.split(x=arguments["qkv_bias"], num_splits=3, axis=0)
     batch = int(rows[0].shape[0])
 
     def by_head(x: Var, weight: Var, bias: Var) -> Var:
@@ -327,7 +327,7 @@ def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None)
     share = mb.softmax(x=scores, axis=-1)
     mixed = mb.transpose(x=mb.matmul(x=share, y=v), perm=[0, 2, 1, 3])
     mixed = mb.reshape(x=mixed, shape=[batch, -1, width])
-    return mb.linear(x=mixed, weight=g["weight"], bias=g["bias"]), share
+    return mb.linear(x=mixed, weight=arguments["weight"], bias=arguments["bias"]), share
 
 
 def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Var | None:
@@ -405,15 +405,18 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
         raise NotImplementedError(
             f"{node.name}: enable_gqa with {heads} query heads over keys or values of shape {x.shape}"
         )
-    axis = x.rank - 3  # of the heads; each is followed by its copies
+    axis = x.rank - 3  # of the heads; the copies of each get a new axis behind it
     reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
     wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
     name = f"{node.name}_heads_{position}"
     shape[axis] = heads
     context.add(mb.reshape(x=wide, shape=shape, name=name))
-    inputs = list(node.inputs)
-    inputs[position] = name
-    node.inputs = inputs
+    _read_instead(node, position, name)
+
+
+def _read_instead(node: Any, position: int, name: str) -> None:
+    """Let a node read the value of a name in place of an input."""
+    node.inputs = [*node.inputs[:position], name, *node.inputs[position + 1 :]]
 
 
 @wrapper
@@ -458,12 +461,12 @@ def exported_recurrent(kind: str) -> Convert:
         from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-        names = [f"{node.name}_output_{i}" for i in range(OUTPUTS[kind])]
+        outputs = [f"{node.name}_output_{i}" for i in range(OUTPUTS[kind])]
         traced = InternalTorchIRNode(
-            kind=kind, name=names[0], inputs=node.inputs, outputs=names, blocks=[], meta=node.meta
+            kind=kind, name=outputs[0], inputs=node.inputs, outputs=outputs, blocks=[], meta=node.meta
         )
         _TORCH_OPS_REGISTRY.get_func(kind)(context, traced)
-        context.add(tuple(context[name] for name in names), torch_name=node.name)
+        context.add(tuple(context[name] for name in outputs), torch_name=node.name)
 
     return convert
 
@@ -497,10 +500,10 @@ def _one_number_for_each_axis(context: Any, node: Any, axes: int) -> None:
     """Repeat a kernel, stride or padding that is given as one number for all axes."""
     for i, value in enumerate(inputs_of(context, node)[1:4], 1):
         known = known_value(value)
-        if known is not None and np.size(known) == 1 < axes:
+        if known is not None and np.size(known) == 1 and axes > 1:
             name = f"{node.name}_{i}"
             context.add(mb.const(val=np.resize(known, axes).astype(np.int32), name=name))
-            node.inputs = [*node.inputs[:i], name, *node.inputs[i + 1 :]]
+            _read_instead(node, i, name)
 
 
 @wrapper
@@ -563,22 +566,7 @@ def _scatter_weight(channels: int, kernel: Array, dtype: np.dtype[Any]) -> Array
     return np.tile(one, (channels // places, 1, 1, 1))
 
 
-def diff(context: Any, node: Any) -> None:
-    """Convert `torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1, also of booleans."""
-    n = known_value(argument(context, node, 1, "n", 1))
-    if n != 1:
-        raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
-    x = inputs_of(context, node)[0]
-    axis = int(known_value(argument(context, node, 2, "dim", -1))) % x.rank
-    ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
-    parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
-    x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
-    later, earlier = slice_of_axis(x, axis, 1, None), slice_of_axis(x, axis, 0, -1)
-    if types.is_bool(x.dtype):
-        whole = [mb.cast(x=v, dtype="int32") for v in (later, earlier)]
-        context.add(mb.not_equal(x=whole[0], y=whole[1], name=node.name))
-    else:
-        context.add(mb.sub(x=later, y=earlier, name=node.name))
+# -- filled tensors, the dtypes that calls name, masks and crops -------------------------------------------
 
 
 def _fill(value: float, *, like: bool) -> Convert:
@@ -669,11 +657,11 @@ def _shape(size: Any) -> Any:
     return size
 
 
-def where_scalar(context: Any, node: Any) -> None:
+def where(context: Any, node: Any) -> None:
     """Convert `torch.where(condition, a, b)` with plain numbers, which are promoted as tensors are."""
-    from coremltools.converters.mil.frontend.torch.ops import where
+    from coremltools.converters.mil.frontend.torch.ops import where as host
 
-    where(context, node)
+    host(context, node)
 
 
 @wrapper
@@ -683,7 +671,7 @@ def _with_wide_masks(host: Convert, context: Any, node: Any) -> None:
     static = not any(map(is_symbolic, (*x.shape, *mask.shape)))
     if static and np.broadcast_shapes(x.shape, mask.shape) != tuple(x.shape):
         node.inputs = [node.inputs[i] for i in (1, 2, 0)]
-        where_scalar(context, node)
+        where(context, node)
     else:
         host(context, node)
 
@@ -702,11 +690,11 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
     begin, end = [0] * x.rank, [0] * x.rank
     for i, (first, last) in enumerate(np.minimum(pads, 0).reshape(-1, 2)):
         begin[x.rank - 1 - i], end[x.rank - 1 - i] = -int(first), int(last)
-    names = [f"{node.name}_cropped", f"{node.name}_pads"]
+    cropped, positive = f"{node.name}_cropped", f"{node.name}_pads"
     mask = [not e for e in end]
-    context.add(mb.slice_by_index(x=x, begin=begin, end=end, end_mask=mask, name=names[0]))
-    context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=names[1]))
-    node.inputs = [*names, *node.inputs[2:]]
+    context.add(mb.slice_by_index(x=x, begin=begin, end=end, end_mask=mask, name=cropped))
+    context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=positive))
+    node.inputs = [cropped, positive, *node.inputs[2:]]
     host(context, node)
 
 
@@ -734,6 +722,9 @@ def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
 def alias(context: Any, node: Any) -> None:
     """Convert `alias`: the value under another name."""
     context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name))
+
+
+# -- logical, Python and elementwise operations ------------------------------------------------------------
 
 
 def _logical(op_type: str) -> Convert:
@@ -803,6 +794,24 @@ def _add_scaled(op_type: str) -> Convert:
     return convert
 
 
+def diff(context: Any, node: Any) -> None:
+    """Convert `torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1, also of booleans."""
+    n = known_value(argument(context, node, 1, "n", 1))
+    if n != 1:
+        raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
+    x = inputs_of(context, node)[0]
+    axis = int(known_value(argument(context, node, 2, "dim", -1))) % x.rank
+    ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
+    parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
+    x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
+    later, earlier = slice_of_axis(x, axis, 1, None), slice_of_axis(x, axis, 0, -1)
+    if types.is_bool(x.dtype):
+        whole = [mb.cast(x=v, dtype="int32") for v in (later, earlier)]
+        context.add(mb.not_equal(x=whole[0], y=whole[1], name=node.name))
+    else:
+        context.add(mb.sub(x=later, y=earlier, name=node.name))
+
+
 def matrix_transpose(context: Any, node: Any) -> None:
     """Convert `x.mT`: exchange the last two axes."""
     x = inputs_of(context, node)[0]
@@ -815,25 +824,21 @@ def _with_promotion(host: Convert, context: Any, node: Any) -> None:
     """Wrap a converter, to promote two operands to one dtype first."""
     arguments = inputs_of(context, node)
     if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
-        inputs = list(node.inputs)
         for i, var in enumerate(promoted(arguments[:2])):
-            inputs[i] = f"{node.name}_operand_{i}"
-            context.add(mb.identity(x=var, name=inputs[i]))
-        node.inputs = inputs
+            context.add(mb.identity(x=var, name=f"{node.name}_operand_{i}"))
+            _read_instead(node, i, f"{node.name}_operand_{i}")
     host(context, node)
 
 
 @wrapper
 def _with_real_options(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of an activation: integer options, as in `Hardtanh(0, 1)`, become floats."""
+    """Wrap the converter of an activation: integer options, as in `Threshold(0, 1)`, become floats."""
     x, *options = inputs_of(context, node)
-    inputs = list(node.inputs)
     for i, option in enumerate(options, 1):
         if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
-            inputs[i] = f"{node.name}_option_{i}"
             real = np.asarray(option.val, dtype=np_dtype(x))
-            context.add(mb.const(val=real[()], name=inputs[i]))
-    node.inputs = inputs
+            context.add(mb.const(val=real[()], name=f"{node.name}_option_{i}"))
+            _read_instead(node, i, f"{node.name}_option_{i}")
     host(context, node)
 
 
@@ -894,10 +899,8 @@ def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         places = inputs_of(context, node)[place]
         if isinstance(places, Var) and np_dtype(places).kind == "f":
-            inputs = list(node.inputs)
-            inputs[place] = f"{node.name}_places"
-            context.add(mb.cast(x=places, dtype="int32", name=inputs[place]))
-            node.inputs = inputs
+            context.add(mb.cast(x=places, dtype="int32", name=f"{node.name}_places"))
+            _read_instead(node, place, f"{node.name}_places")
         host(context, node)
 
     return wrap
@@ -913,6 +916,8 @@ def _with_plain_numbers(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.identity(x=x, name=node.name))
 
 
+# -- the tables --------------------------------------------------------------------------------------------
+
 SMOOTH = resampling("_upsample_bilinear2d_aa")
 
 SAMPLED_BY_SCALE = {
@@ -926,7 +931,7 @@ SAMPLED_BY_SCALE = {
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
     "new_ones": _fill(1.0, like=True),
-    "where.scalarother": where_scalar,
+    "where.scalarother": where,
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
@@ -1038,7 +1043,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
     "matmul": lambda host: with_vectors(_with_promotion(host)),
     "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
-    **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
+    **dict.fromkeys(("leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
@@ -1093,7 +1098,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
     **dict.fromkeys(("where", "where.self"), lambda host: refusing_length_choices(with_scalars(host))),
-    "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
+    "where.scalarself": lambda _: where,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **INCOMPLETE,
     **SCATTERING_WRAPPERS,
@@ -1101,4 +1106,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
     **dict.fromkeys(SHORTENED, with_all_arguments),
 }
-"""Operation that coremltools converts in part -> a function of its converter that returns ours."""
+"""Operation that coremltools converts in part -> a function of its converter that returns ours.
+
+Of wrappers around wrappers, the outermost looks at a node first.
+"""

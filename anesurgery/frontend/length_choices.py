@@ -56,7 +56,7 @@ def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | No
 def advice_for_limit(limit: float) -> str:
     """Return what is wrong with a choice for longer texts, and what to do."""
     return (
-        f"those for more than {limit:g} tokens, which shorter texts were not to get; use at most {limit:g} "
+        f"those for more than {limit:g} tokens, which are wrong for shorter texts; use at most {limit:g} "
         "positions, or give both sets the same numbers (short_factor and long_factor of a longrope)"
     )
 

@@ -356,8 +356,9 @@ def _check_fits(decoder: Decoder, tokens: int, steps: int) -> None:
     """Raise `InterpretError` if a prompt and the tokens to write do not fit into the context."""
     if decoder.drop is None and decoder.position + tokens + steps - 1 > decoder.context:
         raise InterpretError(
-            f"{tokens} tokens and {steps} steps do not fit into the context of {decoder.context}"
-            + (f", of which {decoder.position} are taken" if decoder.position else "")
+            f"{counted(tokens, 'token')} and {counted(steps, 'step')} do not fit into the context of "
+            f"{decoder.context}, the length of the input {decoder.calls[0].tokens}"
+            + (f"; {decoder.position} are taken" if decoder.position else "")
         )
 
 

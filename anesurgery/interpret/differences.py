@@ -50,9 +50,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "avg_pool, ceil_mode",
         "avg_pool",
-        core_ml="what the last window reaches beyond the end counts as padding: it is divided by the whole "
-        "kernel unless `exclude_padding_from_average` is set",
-        torch="never counts it",
+        core_ml="the part of the last window that lies past the end counts as padding: the sum is divided by "
+        "the full kernel size unless `exclude_padding_from_average` is set",
+        torch="never counts this part",
         source="apple/coremltools: issue 2772",
         x=[[[[1.0, 1.0, 1.0]]]],
         gives=(1.0, 0.5),
@@ -62,7 +62,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "cast to int8",
         "cast",
-        core_ml="floats beyond the ends of the type become the ends",
+        core_ml="floats out of range are clamped to the limits of int8",
         torch="they wrap around (undefined: depends on the processor)",
         source="Apple's runtime of Core AI, run on Linux",
         x=[300.0, -300.0, 1.5, -1.5],
@@ -73,7 +73,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "cast to uint8",
         "cast",
-        core_ml="floats below 0 become 0, and large ones 255",
+        core_ml="floats out of range are clamped to 0 and 255",
         torch="they wrap around (undefined: depends on the processor)",
         source="Apple's runtime of Core AI, run on Linux",
         x=[300.0, -1.0, 255.9],
@@ -84,9 +84,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "cast to int32",
         "cast",
-        core_ml="floats beyond the ends become the ends, and NaN 0, as on ARM",
-        torch="both become -2147483648 on x86",
-        source="not measured through Core ML",
+        core_ml="floats out of range are clamped to the limits of int32, and NaN becomes 0, as on ARM",
+        torch="on x86, all of them become -2147483648",
+        source="not measured in Core ML",
         x=[3e9, -3e9, NAN],
         gives=(2147483647.0, -2147483648.0, 0.0),
         torch_gives=(-2147483648.0, -2147483648.0, -2147483648.0),
@@ -96,7 +96,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "log",
         "log",
-        core_ml="adds an epsilon, 1e-45 by default: log(0) is -103.28",
+        core_ml="adds an epsilon to x, 1e-45 by default: log(0) is -103.28",
         torch="log(0) is -inf",
         source=MIL,
         x=[0.0, 1.0],
@@ -106,7 +106,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "rsqrt",
         "rsqrt",
-        core_ml="adds an epsilon, 1e-12 by default: rsqrt(0) is 1e6",
+        core_ml="adds an epsilon to x, 1e-12 by default: rsqrt(0) is 1e6",
         torch="rsqrt(0) is inf",
         source=MIL,
         x=[0.0, 4.0],
@@ -116,7 +116,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "inverse",
         "inverse",
-        core_ml="adds an epsilon, 1e-4 by default: 1 / 0.01 is 99.01",
+        core_ml="adds an epsilon to x, 1e-4 by default: 1 / 0.01 is 99.01",
         torch="reciprocal(0.01) is 100",
         source=MIL,
         x=[0.01, 1.0],
@@ -126,9 +126,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "mod",
         "mod",
-        core_ml="has the sign of the dividend, as torch.fmod; coremltools folds constants with that of the "
-        "divisor",
-        torch="remainder has the sign of the divisor",
+        core_ml="the result has the sign of the dividend, like torch.fmod. When coremltools folds constants, "
+        "the result has the sign of the divisor",
+        torch="the result of torch.remainder has the sign of the divisor",
         source="apple/coremltools: pull request 2778; kasper0406/stablehlo-coreml: pull request 70",
         x=[-1.0, 5.0],
         gives=(-1.0, 2.0),
@@ -150,7 +150,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "upsample_bilinear",
         "upsample_bilinear",
         core_ml="with align_corners=False and no half_pixel_centers, pixel i of the result lies at i / scale",
-        torch="lies at (i + 0.5) / scale - 0.5",
+        torch="pixel i of the result lies at (i + 0.5) / scale - 0.5",
         source=f"{MIL}; coremltools' own tests with the numbers of a Mac",
         x=[[[[0.0, 1.0]]]],
         gives=(0.0, 0.5, 1.0, 1.0),

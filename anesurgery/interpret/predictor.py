@@ -207,16 +207,6 @@ class Predictor:
         return states
 
 
-def check_ids(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> None:
-    """Check that ids are rows of the tables that they index.
-
-    Raises:
-        InterpretError: some are not.
-    """
-    chosen = function_of(loaded.program, _function_name(loaded, function))
-    _check_ids(_indexed_rows(chosen), values)
-
-
 def _indexed_rows(function: Function) -> dict[str, int]:
     """Return for each input of ids, which may be floats, the rows of the table that they index."""
     numeric = {
@@ -300,10 +290,11 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
     """Return the inputs of a program, given those of the model that it is part of.
 
     Raises:
-        InterpretError: they are not what the description of the model allows.
+        InterpretError: the description of the model does not allow them, or ids are no rows of their table.
         UnknownName: no such function or input.
     """
     chosen = function_of(loaded.program, _function_name(loaded, function))
+    _check_ids(_indexed_rows(chosen), values)
     description = _description(loaded, chosen)
     if description is not None:
         return features.bind(description.input, values)

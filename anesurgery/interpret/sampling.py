@@ -32,7 +32,7 @@ from anesurgery.mil import (
     producer,
     types,
 )
-from anesurgery.ops import JOINING, MOVING, REARRANGING
+from anesurgery.ops import JOINING, LOOKUPS, MOVING, REARRANGING
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = 8
@@ -153,8 +153,6 @@ def _fits(dimension: Any, size: int, symbols: dict[Any, int]) -> bool:
     return symbols.setdefault(dimension, size) == size
 
 
-LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
-"""Op type -> the names of its indices and of its table."""
 KEEPS_INDEX = MOVING | JOINING | {"cast", "add", "sub", "select", "maximum", "minimum", "clip"}
 KEEPS_INDEX |= {"floor", "ceil", "round", "tile", "identity"}
 """Ops through which an id is followed to the table that it indexes (guards included)."""
@@ -245,10 +243,9 @@ def index_range(var: Var, *, one_hot: bool = False) -> int | None:
         value, shift = stack.pop()
         for op in consumers(value):
             if op.op_type in LOOKUPS:
-                index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
-                if index is value and table.shape and table.op is not None:
+                if op.indices is value and op.x.shape and op.x.op is not None:
                     axis = op.inputs.get("axis")
-                    size = table.shape[int(axis.val) if axis is not None else 0]
+                    size = op.x.shape[int(axis.val) if axis is not None else 0]
                     rows += [] if is_symbolic(size) or size <= shift else [int(size) - shift]
             elif one_hot and op.op_type == "one_hot" and op.indices is value:
                 depth = constant(op.one_hot_vector_size)

@@ -4,7 +4,7 @@ Each element of the input is given its index (0, 1, 2, ...), and the indices are
 elements. The array that comes out is the whole meaning of the row, however it was written: `Movement`. Example:
 `transpose` of shape (2, 3) with axes (1, 0) has the indices [[0, 3], [1, 4], [2, 5]].
 
-`first_layers` looks for layers of the first releases with the same `Movement`. They keep the number of axes,
+`first_layers` looks for layers of iOS 11 and 12 with the same `Movement`. They keep the number of axes,
 and Core ML's own check wants five axes for `reshape` and `permute`, four or more for `convolution`, and three
 or more for `flatten` and `reorganizeData`.
 """
@@ -99,7 +99,7 @@ def channel_last(x: Array, target: Sequence[int]) -> Array:
 SHAPERS = names("reshapeStatic reshapeLike reshapeDynamic rankPreservingReshape squeeze expandDims flattenTo2D")
 """Layers that only state another shape."""
 FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})
-"""The layers of the first releases that move elements."""
+"""The layers of iOS 11 and 12 that move elements."""
 MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     **dict.fromkeys(SHAPERS, _keep_order),
     "transpose": _transpose,
@@ -219,7 +219,7 @@ def first_layers(move: Movement, limits: Limits) -> Layers:
     before, after = len(move.source), len(move.shape)
     if before != after:
         return Refusal(
-            f"it makes {after} axes of {before} ({_shape_change(move)}); the layers of the first releases keep "
+            f"it makes {after} axes of {before} ({_shape_change(move)}); the layers of iOS 11 and 12 keep "
             "their number"
         )
     refused: list[Refusal] = []

@@ -29,7 +29,7 @@ import numpy as np
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
-from anesurgery.files.source import read_text
+from anesurgery.files.source import read_json
 from anesurgery.mil import Array
 from anesurgery.placement.corrections import Correction, Corrections
 from anesurgery.placement.cost import MEMORY_CLASS
@@ -92,7 +92,7 @@ def _read_measurement(path: str | os.PathLike[str]) -> dict[str, Any]:
         LoadError: the file cannot be read, or holds something else.
     """
     try:
-        plain = json.loads(read_text(Path(path).expanduser()))
+        plain = read_json(Path(path).expanduser())
         if plain["format"] != MEASUREMENT_FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {MEASUREMENT_FORMAT!r}")
         _ = plain["host"].strip(), plain["model"].strip()
@@ -113,7 +113,7 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
         LoadError: the file cannot be read, or holds something else.
     """
     try:
-        plain = json.loads(read_text(Path(path).expanduser()))
+        plain = read_json(Path(path).expanduser())
         if plain["format"] == MEASUREMENT_FORMAT:
             plain = _plan_in(_read_measurement(path))
         if plain["format"] != _FORMAT:

@@ -9,7 +9,6 @@ writes it, `anesurgery inspect --rates` reads it:
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.source import read_text
+from anesurgery.files.source import read_json
 
 FORMAT = "anesurgery.rates/1"
 UNITS = ("ane", "cpu")
@@ -65,7 +64,7 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
         LoadError: the file cannot be read, or is no such table.
     """
     try:
-        plain = json.loads(read_text(Path(path).expanduser()))
+        plain = read_json(Path(path).expanduser())
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
         rates = {op: {u: _correction(u, units[u]) for u in units} for op, units in plain["rates"].items()}

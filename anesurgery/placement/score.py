@@ -22,7 +22,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
 from anesurgery.placement.durations import EQUAL_WITHIN, Time, change, from_to
-from anesurgery.placement.inspection import Inspection, OpRow, between
+from anesurgery.placement.inspection import Inspection, OpRow, between, percent
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
@@ -476,7 +476,7 @@ def _unpaid_growth(old: Score, new: Score) -> str:
     if not growth or is_paid:
         return ""
     worst = _multiple(new.at_worst, old.at_worst)
-    more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
+    more = f" (at worst {percent(worst - 1)} slower)" if worst > 1 + SAME else ""
     return f"{', '.join(growth)} and the {new.takes(old)}{more} is no clear gain"
 
 

@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.facts.row_tails import Tail
-from anesurgery.mil import (
-    Maker,
-    Operation,
-    Var,
-    any_symbolic,
-    constant,
-    consumers,
-    is_output,
-    np_dtype,
-    op_inputs,
-)
+from anesurgery.mil import Maker, Operation, Var, consumers, is_output, np_dtype, op_inputs
 from anesurgery.semantics.reading import each_axis
 from anesurgery.semantics.rows import axes_not_squeezed, squeezed_axes
 
@@ -32,7 +22,11 @@ def again(mb: Maker, op: Operation, **changed: Any) -> Var:
 
 
 def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, **named: str) -> Var:
-    """Return `length` elements of an axis from `start` on, or every `stride`-th; `x` itself if that is all."""
+    """Return every `stride`-th of the next `length` elements of an axis from `start` on.
+
+    Returns:
+        `x` itself if that is all.
+    """
     if length == x.shape[axis] and stride == 1:
         return x
     begin, end = [0] * x.rank, [int(d) for d in x.shape]
@@ -41,12 +35,15 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
     return mb.slice_by_index(x=x, begin=begin, end=end, **steps, **named)
 
 
-def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: str) -> list[Var]:
-    """Split an axis into parts of the given lengths, or into `sizes` equal parts; one part is `x` itself."""
-    if (sizes if isinstance(sizes, int) else len(sizes)) == 1:
-        return [x]
-    form = {"num_splits": sizes} if isinstance(sizes, int) else {"split_sizes": list(sizes)}
-    parts: Any = mb.split(x=x, **form, axis=axis, **named)
+def parted(mb: Maker, x: Var, axis: int, sizes_or_count: Sequence[int] | int, **named: str) -> list[Var]:
+    """Split an axis into parts of the given sizes, or into so many equal parts; one part is `x` itself."""
+    parts: Any
+    if isinstance(sizes_or_count, int):
+        parts = [x] if sizes_or_count == 1 else mb.split(x=x, num_splits=sizes_or_count, axis=axis, **named)
+    elif len(sizes_or_count) == 1:
+        parts = [x]
+    else:
+        parts = mb.split(x=x, split_sizes=list(sizes_or_count), axis=axis, **named)
     return list(parts)
 
 
@@ -60,7 +57,7 @@ def reshaped(mb: Maker, x: Var, shape: Sequence[int], **named: str) -> Var:
     return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape), **named)
 
 
-def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
+def tail_on_row(mb: Maker, tail: Tail, row: Var) -> Var:
     """Build the ops of a tail again on `row`, one position of the tail's source."""
     new: dict[Var, Var] = {tail.source: row}
 
@@ -90,22 +87,11 @@ def _masks_for_full_axis(op: Operation, axis: int) -> dict[str, list[bool]]:
     }
 
 
-def last_row(mb: Maker, value: Var, axis: int) -> Var:
-    """Return the last position of an axis, by a slice with constant bounds."""
-    shape = list(value.shape)
-    is_axis = [a == axis for a in range(len(shape))]
-    if any_symbolic(shape):
-        begin, others = [-1 if h else 0 for h in is_axis], [not h for h in is_axis]
-        ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
-    else:
-        begin, ends = [shape[axis] - 1 if h else 0 for h in is_axis], {"end": shape}
-    return mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
-
-
 def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
     """Split an axis into `count` frames of `frame` elements after `left` zeros; these elements become channels.
 
-    Example: axis 3 of (1, 1, 1, 6) with frame 2 and count 3 gives (1, 2, 1, 3).
+    Elements beyond the last frame are cut off. Example: axis 3 of (1, 1, 1, 6) with frame 2 and count 3 gives
+    (1, 2, 1, 3).
     """
     shape = [int(d) for d in x.shape]
     right = frame * count - left - shape[axis]
@@ -117,7 +103,7 @@ def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> V
         pad[2 * axis : 2 * axis + 2] = [left, right]
         x = mb.pad(x=x, pad=pad)
     before, after = shape[:axis], shape[axis + 1 :]
-    if before[1:] == [1]:  # one channel, and the first axis after it
+    if before[1:] == [1]:  # axis 2 of one channel: a reshape less
         x = mb.reshape(x=x, shape=[before[0], count, frame, *after])
         return mb.transpose(x=x, perm=[0, 2, 1, *range(3, x.rank)])
     x = mb.reshape(x=x, shape=[*before, count, frame, *after])
@@ -162,22 +148,7 @@ def dtype_word(dtype: np.dtype[np.generic]) -> str:
 
 
 def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
-    """Return a value in a float dtype."""
+    """Return a value in a float dtype: fp16 or fp32."""
     if np_dtype(var) == dtype:
         return var
     return mb.cast(x=var, dtype=dtype_word(dtype))
-
-
-def again_on(mb: Maker, op: Operation, x: Var) -> Var:
-    """Build a cast, scaling, reshape or view between a mask and its softmax again, on a new operand."""
-    if op.op_type == "cast":
-        return as_dtype(mb, x, np_dtype(op.outputs[0]))
-    if op.op_type in ("mul", "real_div"):
-        scale = op.y if constant(op.y) is not None else op.x
-        x = as_dtype(mb, x, np_dtype(scale))
-        copy: Var = getattr(mb, op.op_type)(x=x, y=scale)
-    elif op.op_type == "reshape":
-        copy = mb.reshape(x=x, shape=op.shape)
-    else:
-        copy = x
-    return copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from anesurgery.checking.exactness import Near
 from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
 from anesurgery.errors import DAMAGED, LoadError, Refusal
-from anesurgery.files.source import read_text
+from anesurgery.files.source import read_json
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
@@ -41,6 +40,10 @@ class Planned:
         return f"{self.step}: {self.why}" if self.why else str(self.step)
 
 
+Words = str | Callable[[], str]
+"""A text, or a function that computes it when somebody asks."""
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Drawn):
     """The chosen steps of a recipe for one model and target."""
@@ -57,8 +60,8 @@ class Plan(Drawn):
     """What was gained by which steps, what grows, and what the search leaves open."""
     warnings: tuple[str, ...] = ()
     """What is lost by steps that were asked for."""
-    judged: str | Callable[[], str] = field(default="", repr=False, compare=False)
-    """What the whole gains, in words, or what tells it when somebody asks; "" where it was not judged."""
+    judged: Words = field(default="", repr=False, compare=False)
+    """What the whole gains; "" where it was not judged."""
     wrong: str = ""
     """What the first line of a report says of wrong numbers: how wrong outputs are, or what is repaired."""
     outputs: tuple[Near | None, Near | None] = (None, None)
@@ -148,9 +151,9 @@ class Plan(Drawn):
         """
         place = Path(path).expanduser()
         try:
-            content = json.loads(read_text(place))
+            content = read_json(place)
         except (ValueError, RecursionError) as error:
-            raise LoadError(f"{place} is no plan, as it is no JSON: {error}; {AGAIN}") from error
+            raise LoadError(f"{place} is no plan, as {error}; {AGAIN}") from error
         try:
             return cls.from_json(content)
         except LoadError as error:

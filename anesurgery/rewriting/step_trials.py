@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import InterfaceChange
@@ -25,6 +26,15 @@ from anesurgery.rewriting.session import Session
 
 LEAST = 100
 """A smaller program counts as one of so many ops, since each trial has a fixed cost. Chosen, not measured."""
+
+
+class CostToCallers(NamedTuple):
+    """What callers of a model have to change."""
+
+    changed_types: int
+    """Inputs and outputs whose type changes."""
+    changed_results: int
+    """Steps that change more than types."""
 
 
 @dataclass(eq=False)
@@ -58,9 +68,10 @@ class Trial:
         return any(not change.retypes for change in self.session.contract)
 
     @property
-    def cost_to_callers(self) -> tuple[int, int]:
-        """The number of inputs and outputs whose type changes, and of steps that change more than types."""
-        return sum(change.retypes for change in self.contract), sum(t.changes_results for t in self.path)
+    def cost_to_callers(self) -> CostToCallers:
+        """What callers have to change for the steps."""
+        changed_types = sum(change.retypes for change in self.contract)
+        return CostToCallers(changed_types, sum(trial.changes_results for trial in self.path))
 
     @cached_property
     def size(self) -> int:

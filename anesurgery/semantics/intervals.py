@@ -36,7 +36,7 @@ from anesurgery.semantics.bounds import (
     widened_by_rounding,
 )
 from anesurgery.semantics.reading import axis_of, flag, ints, scaled
-from anesurgery.semantics.rows import SPECS, OpSpec, reach
+from anesurgery.semantics.rows import SPECS, OpSpec, largest_sum
 
 STEPS = 48
 """The most ops that one question looks at: more are seldom needed, and every question would pay for them."""
@@ -73,7 +73,7 @@ class Intervals:
         self.steps = STEPS if assume is None else DEEP
         self.shared: dict[Var, Interval] | None = None if assume is None else {}
         self.nested = 0
-        self.cut: Var | None = None
+        self.stopped_at: Var | None = None
         """The value at which the question ended because `DEEP` ops were nested."""
 
     def of(self, var: Var) -> Interval:
@@ -112,7 +112,7 @@ class Intervals:
         if op.op_type == "const":
             return constant_range(var)
         if self.nested == DEEP:
-            self.steps, self.cut = 0, var
+            self.steps, self.stopped_at = 0, var
             return type_range
         self.steps, self.nested = self.steps - 1, self.nested + 1
         low, high = self.result(op, var)
@@ -191,7 +191,7 @@ def magnitude(var: Any, products: int = 0) -> float:
 
 def product(op: Operation) -> float:
     """Return the largest sum of a conv, linear or matmul with stored weights; infinite if it is unbounded."""
-    return reach(op, Intervals())
+    return largest_sum(op, Intervals())
 
 
 def is_half(var: Var) -> bool:

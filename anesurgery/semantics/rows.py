@@ -4,9 +4,9 @@
 `places_of` gives the axes to all who follow rows or tokens through ops, and `work_of` counts bytes and flop for
 the cost estimate. Tests compare every row with the interpreter on random programs. Dynamic lengths count as 1.
 
-The sections: what rows are made of; pools and resizing (`WINDOWS`); moves (`MOVES`); elementwise ops
-(`ELEMENTWISE`); products (`PRODUCTS`); reductions and norms (`SUMS_AND_ORDERS`); `SPECS` and what is read from
-it. Functions that end in `_range`, `_axes`, `_work` and `_terms` fill the fields of these names in their rows.
+The sections: what rows are made of; pools and resizing (`WINDOW_SPECS`); moves (`MOVE_SPECS`); elementwise ops
+(`ELEMENTWISE_SPECS`); products (`PRODUCT_SPECS`); reductions and norms (`REDUCTION_SPECS`); `SPECS` and what is
+read from it. Functions that end in `_range`, `_axes`, `_work` and `_terms` fill the fields of these names.
 """
 
 from __future__ import annotations
@@ -69,12 +69,6 @@ from anesurgery.semantics.reading import (
 )
 
 
-def image_of_interval(op: Operation, numbers: Interval) -> Interval | None:
-    """Return an unary op's results at both ends of an interval; None where one is NaN or unknown."""
-    ends = results_at(op, {"x": numbers})
-    return None if ends is None or any(map(math.isnan, ends)) else (ends[0], ends[1])
-
-
 def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[float] | None:
     """Return what an elementwise op makes of some numbers for each parameter, as the interpreter computes it.
 
@@ -91,7 +85,6 @@ def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[fl
 
 
 BROADCAST, CONTRACTED, MIXED = "broadcast", "contracted", "mixed"
-ALWAYS, OF_WHOLE = "always", "of whole numbers"
 
 Place: TypeAlias = "int | str"
 """Where one axis of an operand goes:
@@ -117,14 +110,14 @@ class Operand:
     places: tuple[Place, ...]
 
 
-Axes: TypeAlias = "tuple[Operand, ...]"
+PlacedOperands: TypeAlias = "tuple[Operand, ...]"
 
 
 class Ranges(Protocol):
     """What a row can ask about operands; `intervals.Intervals` implements it."""
 
     products: int
-    """How many products with stored weights to look through."""
+    """How many products with stored weights to look through; each row of such a product counts it down."""
     stored: bool
     """Bound the numbers as computed in the dtypes of the program? Else real numbers."""
 
@@ -135,13 +128,16 @@ class Ranges(Protocol):
         """Return the interval of intermediate numbers of an op, rounded in its dtype."""
 
 
+ALWAYS, OF_WHOLE = "always", "of whole numbers"
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """The row of one op type."""
 
     range: Interval | Callable[[Operation, Ranges], Interval] | None = None
     """The interval of all results before rounding, or the function that gives it; None: nothing is known."""
-    axes: Callable[[Operation], Axes | None] | None = None
+    axes: Callable[[Operation], PlacedOperands | None] | None = None
     """Gives where the axes of the operands go, for all results alike; None: nothing is known."""
     work: Callable[[Operation], int] | None = None
     """Gives floating point operations, multiply and add counted as two; None: no products are summed."""
@@ -160,32 +156,34 @@ def range_of_x(op: Operation, ranges: Ranges) -> Interval:
     return ranges.at(op.inputs.get("x"))
 
 
-def union_of_ranges(values: Sequence[Any], ranges: Ranges) -> Interval:
+def _union_of_ranges(values: Sequence[Any], ranges: Ranges) -> Interval:
     """Return the least interval that holds all of some values."""
     ends = [ranges.at(v) for v in values]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def interval_times(count: float, numbers: Interval) -> Interval:
+def _interval_times(count: float, numbers: Interval) -> Interval:
     """Return an interval times a number, ends in order; 0 times infinity is 0."""
     low, high = (0.0 if 0 in (count, v) else v * count for v in numbers)
     return min(low, high), max(low, high)
 
 
-def range_of_means(op: Operation, numbers: Interval, count: float, ranges: Ranges) -> Interval:
+def _range_of_means(op: Operation, numbers: Interval, count: float, ranges: Ranges) -> Interval:
     """Return the interval of means; infinite where the sum may overflow the dtype before it is divided."""
     if not ranges.stored:
         return numbers
-    low, high = ranges.rounded(op, interval_times(count, numbers), 2 * count)
+    low, high = ranges.rounded(op, _interval_times(count, numbers), 2 * count)
     return numbers[0] if math.isfinite(low) else low, numbers[1] if math.isfinite(high) else high
 
 
-def axes_given(op: Operation, name: str, rank: int, default: Sequence[int] = ()) -> set[int]:
-    """Return the axes in a parameter, not negative; `default` where it is absent."""
+def _axes_given(op: Operation, name: str, rank: int, default: Sequence[int] = ()) -> set[int]:
+    """Return the axes in a parameter, not negative; `default` where it is absent or empty."""
     return {a % rank for a in ints(op, name) or default}
 
 
-def broadcast_axes(op: Operation, names: Sequence[str] = ("x", "y", "a", "b", "cond")) -> Axes | None:
+def _broadcast_axes(
+    op: Operation, names: Sequence[str] = ("x", "y", "a", "b", "cond")
+) -> PlacedOperands | None:
     """Return operands whose axes are aligned at the end, as broadcasting does; None if lengths do not match."""
     out, placed = op.outputs[0], []
     for name, var in operands(op):
@@ -200,19 +198,24 @@ def broadcast_axes(op: Operation, names: Sequence[str] = ("x", "y", "a", "b", "c
     return tuple(placed)
 
 
-def single_operand(op: Operation, places: Sequence[Place], name: str = "x") -> Axes:
+def _single_operand(op: Operation, places: Sequence[Place], name: str = "x") -> PlacedOperands:
     """Return the places of a single operand."""
     return (Operand(name, op.inputs[name], tuple(places)),)
 
 
-def in_place_except(op: Operation, mixed: set[int]) -> Axes:
+def _places_except(rank: int, mixed: set[int]) -> list[Place]:
+    """Return the places of axes that all stay where they are, except the `mixed` ones."""
+    return [MIXED if axis in mixed else axis for axis in range(rank)]
+
+
+def _in_place_except(op: Operation, mixed: set[int]) -> PlacedOperands:
     """Return x with all axes in place except the `mixed` ones."""
-    return single_operand(op, [MIXED if a in mixed else a for a in range(op.x.rank)])
+    return _single_operand(op, _places_except(op.x.rank, mixed))
 
 
-def _mixes_from(first: int, end: int | None = None) -> Callable[[Operation], Axes]:
+def _mixes_from(first: int, end: int | None = None) -> Callable[[Operation], PlacedOperands]:
     """Return the function that keeps x's axes in place but for a run of them, counted as a slice counts."""
-    return lambda op: in_place_except(op, {*range(op.x.rank)[first:end]})
+    return lambda op: _in_place_except(op, {*range(op.x.rank)[first:end]})
 
 
 _mixes_each_plane = _mixes_from(2)
@@ -221,20 +224,23 @@ _mixes_last_two = _mixes_from(-2)
 """Resizing works on each image by itself, whatever its axes before the last two are."""
 
 
-def _optional_operands(op: Operation, parameters: str, places: Sequence[Place]) -> list[Operand]:
+def _optional_operands(op: Operation, names: Sequence[str], places: Sequence[Place]) -> list[Operand]:
     """Return those of some operands that an op has, with the same places for each."""
-    values = [(name, op.inputs.get(name)) for name in parameters.split()]
+    values = [(name, op.inputs.get(name)) for name in names]
     return [Operand(name, var, tuple(places)) for name, var in values if var is not None]
+
+
+def _with_zero(numbers: Interval) -> Interval:
+    """Return the least interval that holds another one and 0."""
+    return min(numbers[0], 0.0), max(numbers[1], 0.0)
 
 
 def _average_pool_range(op: Operation, ranges: Ranges) -> Interval:
     """Return the range of an average pool: zeros of the padding and beyond the data may count."""
-    low, high = ranges.at(op.x)
     valid = constant(op.inputs.get("pad_type")) == "valid" and not flag(op, "ceil_mode")
     is_unpadded = valid or flag(op, "exclude_padding_from_average")
-    return range_of_means(
-        op, (low, high) if is_unpadded else (min(low, 0.0), max(high, 0.0)), _window_size(op), ranges
-    )
+    numbers = ranges.at(op.x) if is_unpadded else _with_zero(ranges.at(op.x))
+    return _range_of_means(op, numbers, _window_size(op), ranges)
 
 
 def _window_size(op: Operation) -> float:
@@ -253,7 +259,7 @@ def _max_pool_range(op: Operation, ranges: Ranges) -> Interval:
     return (-math.inf if may_pass_end or may_be_padding else low), high
 
 
-WINDOWS: dict[str, OpSpec] = {
+WINDOW_SPECS: dict[str, OpSpec] = {
     "avg_pool": OpSpec(_average_pool_range, _mixes_each_plane, terms=_window_size),
     "l2_pool": OpSpec(axes=_mixes_each_plane),
     "max_pool": OpSpec(_max_pool_range, _mixes_each_plane),
@@ -264,38 +270,41 @@ WINDOWS: dict[str, OpSpec] = {
 }
 
 
-def _transpose_axes(op: Operation) -> Axes | None:
+def _transpose_axes(op: Operation) -> PlacedOperands | None:
     perm = permutation(op)
-    return single_operand(op, [perm.index(a) for a in range(op.x.rank)]) if perm or not op.x.rank else None
+    return _single_operand(op, [perm.index(a) for a in range(op.x.rank)]) if perm or not op.x.rank else None
 
 
-def _expand_dims_axes(op: Operation) -> Axes:
+def _expand_dims_axes(op: Operation) -> PlacedOperands:
     rank = op.outputs[0].rank
-    new = axes_given(op, "axes", rank)
-    return single_operand(op, [a for a in range(rank) if a not in new])
+    new = _axes_given(op, "axes", rank)
+    return _single_operand(op, [a for a in range(rank) if a not in new])
 
 
 def squeezed_axes(op: Operation) -> list[int]:
     """Return the axes that a squeeze removes: those it names, or all of length 1."""
     if op.inputs.get("axes") is None:
         return [a for a, d in enumerate(op.x.shape) if d == 1]
-    return sorted(axes_given(op, "axes", op.x.rank))
+    return sorted(_axes_given(op, "axes", op.x.rank))
 
 
-def _squeeze_axes(op: Operation) -> Axes:
+def _squeeze_axes(op: Operation) -> PlacedOperands:
     removed = squeezed_axes(op)
     kept = [a for a in range(op.x.rank) if a not in removed]
-    return single_operand(op, [MIXED if a in removed else kept.index(a) for a in range(op.x.rank)])
+    return _single_operand(op, [MIXED if a in removed else kept.index(a) for a in range(op.x.rank)])
 
 
-def reshape_axes(op: Operation) -> Axes | None:
+def reshape_axes(op: Operation) -> PlacedOperands | None:
     """An axis keeps its place if its length and the product of the lengths before it stay the same."""
     old, new = static_shape(op.x), static_shape(op.outputs[0])
     if old is None or new is None or not math.prod(new):
         return None
-    # (2, 3, 4) to (6, 4): only the 4 has the same product before it, 6, and goes to axis 1
+    # (2, 3, 4) to (6, 4): only the 4 has the same product before it, 6, and goes to axis 1. Neighbours of
+    # length 1 have one key, and all go to the last of them, which has one slice as well.
     starts = {(math.prod(new[:a]), length): a for a, length in enumerate(new)}
-    return single_operand(op, [starts.get((math.prod(old[:a]), length), MIXED) for a, length in enumerate(old)])
+    return _single_operand(
+        op, [starts.get((math.prod(old[:a]), length), MIXED) for a, length in enumerate(old)]
+    )
 
 
 def axes_not_squeezed(op: Operation) -> list[int]:
@@ -304,118 +313,113 @@ def axes_not_squeezed(op: Operation) -> list[int]:
     return [a for a in range(op.x.rank) if not single[a]]
 
 
-def _slice_axes(op: Operation) -> Axes | None:
+def _slice_axes(op: Operation) -> PlacedOperands | None:
     """An axis keeps its place if all of it is taken, in order."""
     places = {a: i for i, a in enumerate(axes_not_squeezed(op))}
     for axis in list(places):
         if not _takes_all(op, axis, op.outputs[0].shape[places[axis]]):
             del places[axis]
-    return single_operand(op, [places.get(axis, MIXED) for axis in range(op.x.rank)])
+    return _single_operand(op, [places.get(axis, MIXED) for axis in range(op.x.rank)])
 
 
-def _takes_all(op: Operation, axis: int, length: object) -> bool:
-    """Does a slice whose result has this length take all of an axis, in order?"""
+def _takes_all(op: Operation, axis: int, length: Any) -> bool:
+    """Does a slice whose result has this length, a number or a symbol, take all of an axis, in order?"""
     if op.inputs.get("stride") is not None and each_axis(op, "stride", 0)[axis] != 1:
         return False
-    from_start, to_end = (each_axis(op, name, False)[axis] for name in ("begin_mask", "end_mask"))
+    begins_at_start, ends_at_end = (each_axis(op, name, False)[axis] for name in ("begin_mask", "end_mask"))
     size, begins = op.x.shape[axis], ints(op, "begin")
-    if is_symbolic(size) or (from_start and to_end):
-        return from_start and to_end
-    from_start = from_start or (bool(begins) and begins[axis] in (0, -size))
-    return from_start and bool(length == size)
+    if is_symbolic(size) or (begins_at_start and ends_at_end):
+        return begins_at_start and ends_at_end
+    is_at_start = bool(begins) and begins[axis] in (0, -size)
+    return (begins_at_start or is_at_start) and bool(length == size)
 
 
-def _slice_by_size_axes(op: Operation) -> Axes | None:
+def _slice_by_size_axes(op: Operation) -> PlacedOperands | None:
     shape = op.outputs[0].shape
-    return single_operand(op, [a if shape[a] == op.x.shape[a] else MIXED for a in range(op.x.rank)])
+    return _single_operand(op, [a if shape[a] == op.x.shape[a] else MIXED for a in range(op.x.rank)])
 
 
-def _slice_update_axes(op: Operation) -> Axes | None:
+def _slice_update_axes(op: Operation) -> PlacedOperands | None:
     """An axis keeps its place if the update is as long and written in order; None if an end is dynamic."""
     plain = not any(each_axis(op, "squeeze_mask", False)) and op.update.rank == op.x.rank
     if not plain or any(constant(op.inputs[name]) is None for name in ("begin", "end")):
         return None
     stride = each_axis(op, "stride", 1)
     places = [a if op.update.shape[a] == n and stride[a] == 1 else MIXED for a, n in enumerate(op.x.shape)]
-    return tuple(_optional_operands(op, "x update", places))
+    return tuple(_optional_operands(op, ("x", "update"), places))
 
 
-def _tile_axes(op: Operation) -> Axes | None:
+def _tile_axes(op: Operation) -> PlacedOperands | None:
     reps = ints(op, "reps")
-    return in_place_except(op, {a for a, n in enumerate(reps) if n != 1}) if reps else None
+    return _in_place_except(op, {a for a, n in enumerate(reps) if n != 1}) if reps else None
 
 
-def _pad_axes(op: Operation) -> Axes | None:
+def _pad_axes(op: Operation) -> PlacedOperands | None:
     pad = ints(op, "pad")
     if not pad:
         return None
     # (begin, end) of each of the last axes: of x (A, B, C), pad [0, 0, 1, 0] pads C only
     pairs = zip(pad[::2], pad[1::2], strict=True)
-    return in_place_except(op, {a for a, pair in enumerate(pairs, op.x.rank - len(pad) // 2) if any(pair)})
+    return _in_place_except(op, {a for a, pair in enumerate(pairs, op.x.rank - len(pad) // 2) if any(pair)})
 
 
-def _reverse_axes(op: Operation) -> Axes | None:
+def _reverse_axes(op: Operation) -> PlacedOperands | None:
     default: Sequence[int] = range(op.x.rank) if op.inputs.get("axes") is None else ()
-    return in_place_except(op, axes_given(op, "axes", op.x.rank, default)) if op.x.rank else None
+    return _in_place_except(op, _axes_given(op, "axes", op.x.rank, default)) if op.x.rank else None
 
 
-def _concat_axes(op: Operation) -> Axes | None:
-    mixed = axes_given(op, "axis", op.values[0].rank)
-    places = [MIXED if a in mixed else a for a in range(op.values[0].rank)]
+def _concat_axes(op: Operation) -> PlacedOperands | None:
+    rank = op.values[0].rank
+    places = _places_except(rank, _axes_given(op, "axis", rank))
     return tuple(Operand("values", v, tuple(places)) for v in op.values)
 
 
-def _stack_axes(op: Operation) -> Axes:
-    (axis,) = axes_given(op, "axis", op.outputs[0].rank)
+def _stack_axes(op: Operation) -> PlacedOperands:
+    (axis,) = _axes_given(op, "axis", op.outputs[0].rank)
     return tuple(
         Operand("values", v, tuple(a if a < axis else a + 1 for a in range(v.rank))) for v in op.values
     )
 
 
-def _gather_axes(op: Operation) -> Axes | None:
+def _gather_axes(op: Operation) -> PlacedOperands | None:
     """Rows of `x` are looked up by indices; the axes of the indices stand in the place of the axis."""
     if ints(op, "batch_dims") not in ([], [0]) or not op.x.rank:
         return None
-    axis, rank = (ints(op, "axis") or [0])[0] % op.x.rank, op.indices.rank
+    (axis,), rank = _axes_given(op, "axis", op.x.rank, (0,)), op.indices.rank
     # x (A, B, C), axis 1, indices (I, J): the result (A, I, J, C) has x's axes at 0, none and 3
     x_places = [*range(axis), MIXED, *range(axis + rank, op.x.rank + rank - 1)]
-    return (*single_operand(op, x_places), *single_operand(op, range(axis, axis + rank), "indices"))
+    return (*_single_operand(op, x_places), *_single_operand(op, range(axis, axis + rank), "indices"))
 
 
-def _gather_along_axis_axes(op: Operation) -> Axes | None:
-    axis = (ints(op, "axis") or [0])[0] % op.x.rank
+def _gather_along_axis_axes(op: Operation) -> PlacedOperands | None:
+    (axis,) = _axes_given(op, "axis", op.x.rank, (0,))
     if any(op.x.shape[a] != op.indices.shape[a] for a in range(op.x.rank) if a != axis):
         return None
-    return (*in_place_except(op, {axis}), *single_operand(op, range(op.indices.rank), "indices"))
+    return (*_in_place_except(op, {axis}), *_single_operand(op, range(op.indices.rank), "indices"))
 
 
-def _scatter_along_axis_axes(op: Operation) -> Axes | None:
+def _scatter_along_axis_axes(op: Operation) -> PlacedOperands | None:
     """Other axes keep their places if data, indices and updates have the same lengths there."""
-    axis = (ints(op, "axis") or [0])[0] % op.data.rank
+    (axis,) = _axes_given(op, "axis", op.data.rank, (0,))
     values = (op.data, op.indices, op.updates)
     if any(v.shape[a] != op.data.shape[a] for v in values for a in range(v.rank) if a != axis):
         return None
-    places = [MIXED if a == axis else a for a in range(op.data.rank)]
-    return tuple(_optional_operands(op, "data indices updates", places))
+    places = _places_except(op.data.rank, {axis})
+    return tuple(_optional_operands(op, ("data", "indices", "updates"), places))
 
 
-def _one_hot_axes(op: Operation) -> Axes:
-    (axis,) = axes_given(op, "axis", op.outputs[0].rank, (-1,))
-    return single_operand(op, [a if a < axis else a + 1 for a in range(op.indices.rank)], "indices")
+def _one_hot_axes(op: Operation) -> PlacedOperands:
+    (axis,) = _axes_given(op, "axis", op.outputs[0].rank, (-1,))
+    return _single_operand(op, [a if a < axis else a + 1 for a in range(op.indices.rank)], "indices")
 
 
 def _pad_range(op: Operation, ranges: Ranges) -> Interval:
     fill = op.inputs.get("constant_val")
-    return ANY if fill is None else union_of_ranges([op.x, fill], ranges)
-
-
-def _zero_padded_range(op: Operation, ranges: Ranges) -> Interval:
-    low, high = ranges.at(op.x)
-    return min(low, 0.0), max(high, 0.0)
+    return ANY if fill is None else _union_of_ranges([op.x, fill], ranges)
 
 
 def _concat_range(op: Operation, ranges: Ranges) -> Interval:
-    return union_of_ranges(list(op.inputs["values"]), ranges)
+    return _union_of_ranges(list(op.inputs["values"]), ranges)
 
 
 def _range_1d_range(op: Operation, ranges: Ranges) -> Interval:
@@ -428,7 +432,7 @@ def _fill_range(op: Operation, ranges: Ranges) -> Interval:
     return (0.0, 0.0) if op.inputs.get("value") is None else ranges.at(op.value)
 
 
-MOVE_AXES: dict[str, Callable[[Operation], Axes | None]] = {
+_MOVE_AXES: dict[str, Callable[[Operation], PlacedOperands | None]] = {
     "transpose": _transpose_axes,
     "expand_dims": _expand_dims_axes,
     "squeeze": _squeeze_axes,
@@ -436,27 +440,27 @@ MOVE_AXES: dict[str, Callable[[Operation], Axes | None]] = {
     "reverse": _reverse_axes,
     "slice_by_index": _slice_axes,
     "slice_by_size": _slice_by_size_axes,
-    "split": lambda op: in_place_except(op, axes_given(op, "axis", op.x.rank)),
+    "split": lambda op: _in_place_except(op, _axes_given(op, "axis", op.x.rank)),
     "tile": _tile_axes,
     "gather": _gather_axes,
     "gather_along_axis": _gather_along_axis_axes,
 }
 
-MOVES: dict[str, OpSpec] = {
-    **{op_type: OpSpec(range_of_x, MOVE_AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
+MOVE_SPECS: dict[str, OpSpec] = {
+    **{op_type: OpSpec(range_of_x, _MOVE_AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
     **dict.fromkeys(
         names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"),
         OpSpec(range_of_x, _mixes_from(1, 4)),
     ),
     "crop": OpSpec(range_of_x, _mixes_from(2, 4)),
     "pad": OpSpec(_pad_range, _pad_axes),
-    "space_to_batch": OpSpec(_zero_padded_range),
+    "space_to_batch": OpSpec(lambda op, ranges: _with_zero(ranges.at(op.x))),
     "concat": OpSpec(_concat_range, _concat_axes),
     "stack": OpSpec(_concat_range, _stack_axes),
     "slice_update": OpSpec(axes=_slice_update_axes),
     "band_part": OpSpec(axes=_mixes_last_two),
     "scatter_along_axis": OpSpec(axes=_scatter_along_axis_axes),
-    "one_hot": OpSpec(lambda op, ranges: union_of_ranges([op.on_value, op.off_value], ranges), _one_hot_axes),
+    "one_hot": OpSpec(lambda op, ranges: _union_of_ranges([op.on_value, op.off_value], ranges), _one_hot_axes),
     "range_1d": OpSpec(_range_1d_range),
     **dict.fromkeys(names("fill fill_like"), OpSpec(_fill_range)),
     **dict.fromkeys(names("non_zero shape"), OpSpec(positions=0)),
@@ -475,7 +479,9 @@ STEP = 2.0**-9
 
 
 def _monotone_range(op: Operation, ranges: Ranges) -> Interval:
-    return image_of_interval(op, ranges.at(op.x)) or ANY
+    """Return the results at both ends; `ANY` where one is NaN or unknown."""
+    ends = results_at(op, {"x": ranges.at(op.x)})
+    return ANY if ends is None or any(map(math.isnan, ends)) else (ends[0], ends[1])
 
 
 def _magnitudes(ends: Interval) -> Interval:
@@ -540,7 +546,7 @@ def _prelu_range(op: Operation, ranges: Ranges) -> Interval:
     if low >= 0:
         return low, high
     negative_ends = [
-        end for slope in constant_range(op.alpha) for end in interval_times(slope, (low, min(high, 0.0)))
+        end for slope in constant_range(op.alpha) for end in _interval_times(slope, (low, min(high, 0.0)))
     ]
     return min(negative_ends), max(*negative_ends, high)
 
@@ -556,15 +562,11 @@ def _cast_range(op: Operation, ranges: Ranges) -> Interval:
     if np_dtype(op.outputs[0]).kind in "iu":
         low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
         if np_dtype(op.x).kind == "f":
-            low, high = min(low, 0.0), max(high, 0.0)
+            low, high = _with_zero((low, high))
         if np_dtype(op.x).kind in "iu" and np_dtype(op.x).itemsize <= np_dtype(op.outputs[0]).itemsize:
             limits = np.iinfo(np_dtype(op.x))
             low, high = max(low, float(limits.min)), min(high, float(limits.max))
     return low, high
-
-
-def _add_range(op: Operation, ranges: Ranges) -> Interval:
-    return _sum_of_ends(ranges.at(op.x), ranges.at(op.y))
 
 
 def _sum_of_ends(x: Interval, y: Interval) -> Interval:
@@ -594,7 +596,7 @@ def _mul_range(op: Operation, ranges: Ranges) -> Interval:
         if math.isfinite(most):
             return (-most, most)
     left, right = ranges.at(op.x), ranges.at(op.y)
-    ends = [end for factor in left for end in interval_times(factor, right)]
+    ends = [end for factor in left for end in _interval_times(factor, right)]
     low, high = min(ends), max(ends)
     by = _factor_of_square(op) or math.nan
     return (max(low, 0.0) if by > 0 else low), (min(high, 0.0) if by < 0 else high)
@@ -726,10 +728,10 @@ def _inverse_range(op: Operation, ranges: Ranges) -> Interval:
 
 def _channelwise_activation_axes(op: Operation) -> tuple[Operand, ...]:
     """Return the axes of activations with one parameter for each channel."""
-    return (*single_operand(op, range(op.x.rank)), *_optional_operands(op, "alpha beta", (1,)))
+    return (*_single_operand(op, range(op.x.rank)), *_optional_operands(op, ("alpha", "beta"), (1,)))
 
 
-RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
+_RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     **dict.fromkeys(MONOTONE, _monotone_range),
     "sigmoid_hard": (0.0, 1.0),
     **dict.fromkeys(names("sin cos sign"), (-1.0, 1.0)),
@@ -740,11 +742,11 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     **dict.fromkeys(names("gelu silu"), _gelu_silu_range),
     **dict.fromkeys(names("inverse rsqrt"), _inverse_range),
     "abs": lambda op, ranges: _magnitudes(ranges.at(op.x)),
-    "add": _add_range,
+    "add": lambda op, ranges: _sum_of_ends(ranges.at(op.x), ranges.at(op.y)),
     "cast": _cast_range,
     "cosh": _cosh_range,
     "floor_div": _floor_div_range,
-    "identity": lambda op, ranges: ranges.at(op.x),
+    "identity": range_of_x,
     "maximum": partial(_chosen_range, max),
     "minimum": partial(_chosen_range, min),
     "mod": _mod_range,
@@ -765,9 +767,9 @@ WHOLE_RESULTS = {
     **dict.fromkeys(names("abs add maximum minimum mod mul relu select sub"), OF_WHOLE),
 }
 
-ELEMENTWISE: dict[str, OpSpec] = {
+ELEMENTWISE_SPECS: dict[str, OpSpec] = {
     **{
-        t: OpSpec(RANGES.get(t), broadcast_axes, whole=WHOLE_RESULTS.get(t), limits=LIMITS.get(t, ANY))
+        t: OpSpec(_RANGES.get(t), _broadcast_axes, whole=WHOLE_RESULTS.get(t), limits=LIMITS.get(t, ANY))
         for t in sorted(UNARY | BROADCASTING)
     },
     "prelu": OpSpec(_prelu_range, _channelwise_activation_axes),
@@ -781,7 +783,7 @@ and says nothing about usual numbers; clips that describe them (relu6, hard sigm
 """
 
 
-def reach(op: Operation, ranges: Ranges) -> float:
+def largest_sum(op: Operation, ranges: Ranges) -> float:
     """Return the largest magnitude of a product's sums; infinite where weight or x has no bound.
 
     It comes from the largest length of x's rows (Cauchy-Schwarz, which is tighter), else from x's largest
@@ -806,7 +808,7 @@ def _weighted_range(op: Operation, ranges: Ranges) -> Interval:
     if ranges.products <= 0:
         return -math.inf, math.inf
     ranges.products -= 1
-    most = reach(op, ranges)
+    most = largest_sum(op, ranges)
     return -most, most
 
 
@@ -817,7 +819,7 @@ def _matmul_range(op: Operation, ranges: Ranges) -> Interval:
     ends = [x * y for x in ranges.at(op.x) for y in ranges.at(op.y)]
     if math.isinf(_matmul_terms(op)) or any(map(math.isnan, ends)):
         return ANY
-    return interval_times(_matmul_terms(op), (min(ends), max(ends)))
+    return _interval_times(_matmul_terms(op), (min(ends), max(ends)))
 
 
 def _matmul_terms(op: Operation) -> float:
@@ -832,12 +834,12 @@ def _product_terms(op: Operation) -> float:
     return math.inf if size is None else size.inputs * size.taps + 1
 
 
-def _linear_axes(op: Operation) -> Axes:
+def _linear_axes(op: Operation) -> PlacedOperands:
     last = op.outputs[0].rank - 1
     return (
         Operand("x", op.x, (*range(op.x.rank - 1), CONTRACTED)),
         Operand("weight", op.weight, (last, CONTRACTED)),
-        *_optional_operands(op, "bias", (last,)),
+        *_optional_operands(op, ("bias",), (last,)),
     )
 
 
@@ -851,22 +853,24 @@ def _places_with_batch(var: Var, out: Var, last: tuple[Place, ...]) -> tuple[Pla
     return (*batch, *last)
 
 
-def _matmul_axes(op: Operation) -> Axes | None:
+def _matmul_axes(op: Operation) -> PlacedOperands | None:
     """Rows of x and columns of y go to the last two axes of the result; the axes between are summed over."""
     out, rank = op.outputs[0], op.outputs[0].rank
     if min(op.x.rank, op.y.rank) < 2:
         return None
-    rows: tuple[Place, ...] = (rank - 2, CONTRACTED)
-    columns: tuple[Place, ...] = (CONTRACTED, rank - 1)
+    last_of_x: tuple[Place, ...] = (rank - 2, CONTRACTED)
+    last_of_y: tuple[Place, ...] = (CONTRACTED, rank - 1)
+    if flag(op, "transpose_x"):
+        last_of_x = last_of_x[::-1]
+    if flag(op, "transpose_y"):
+        last_of_y = last_of_y[::-1]
     return (
-        Operand("x", op.x, _places_with_batch(op.x, out, rows[::-1] if flag(op, "transpose_x") else rows)),
-        Operand(
-            "y", op.y, _places_with_batch(op.y, out, columns[::-1] if flag(op, "transpose_y") else columns)
-        ),
+        Operand("x", op.x, _places_with_batch(op.x, out, last_of_x)),
+        Operand("y", op.y, _places_with_batch(op.y, out, last_of_y)),
     )
 
 
-def _einsum_axes(op: Operation) -> Axes | None:
+def _einsum_axes(op: Operation) -> PlacedOperands | None:
     """Each axis goes to the place of its letter in the result; a letter that is not there is summed over."""
     read, result = _einsum_letters(op)
     if any(len(set(letters)) < len(letters) for letters in (*read, result)):
@@ -890,14 +894,14 @@ def _einsum_letters(op: Operation) -> tuple[list[str], str]:
     return read.split(","), result
 
 
-def _attention_axes(op: Operation) -> Axes:
+def _attention_axes(op: Operation) -> PlacedOperands:
     out, mask, rank = op.outputs[0], op.inputs.get("attn_mask"), op.outputs[0].rank
     mask_places = () if mask is None else _mask_places(mask, op)
     return (
         Operand("query", op.query, _places_with_batch(op.query, out, (rank - 2, CONTRACTED))),
         Operand("key", op.key, _places_with_batch(op.key, out, (CONTRACTED, CONTRACTED))),
         Operand("value", op.value, _places_with_batch(op.value, out, (CONTRACTED, rank - 1))),
-        *_optional_operands(op, "attn_mask", mask_places),
+        *_optional_operands(op, ("attn_mask",), mask_places),
     )
 
 
@@ -910,7 +914,7 @@ def _mask_places(mask: Var, op: Operation) -> tuple[Place, ...]:
     return _places_with_batch(mask, op.outputs[0], last)
 
 
-def _conv_axes(op: Operation) -> Axes:
+def _conv_axes(op: Operation) -> PlacedOperands:
     """Images keep their place; so does a spatial axis whose kernel has length 1, stride 1 and no padding."""
     x = op.x
     strides, pads = ints(op, "strides") or [1] * (x.rank - 2), ints(op, "pad")
@@ -927,11 +931,11 @@ def _conv_axes(op: Operation) -> Axes:
     return (
         Operand("x", x, (0, 1 if depthwise else inputs, *spatial)),
         Operand("weight", op.weight, (outputs, inputs, *(MIXED for _ in spatial))),
-        *_optional_operands(op, "bias", (outputs,)),
+        *_optional_operands(op, ("bias",), (outputs,)),
     )
 
 
-def _batch_axis_only(op: Operation) -> Axes:
+def _batch_axis_only(op: Operation) -> PlacedOperands:
     """Only the batch axis keeps its place; about the others nothing is stated."""
     rest = [Operand(k, v, (MIXED,) * v.rank) for k, v in operands(op) if k in ("weight", "bias")]
     return (Operand("x", op.x, (0, *[MIXED] * (op.x.rank - 1))), *rest)
@@ -977,7 +981,7 @@ def _recurrent_work(op: Operation) -> int:
     return 2 * steps * rows * sum(map(elements, matrices))
 
 
-PRODUCTS: dict[str, OpSpec] = {
+PRODUCT_SPECS: dict[str, OpSpec] = {
     "conv": OpSpec(_weighted_range, _conv_axes, _conv_work, terms=_product_terms),
     "conv_transpose": OpSpec(axes=_batch_axis_only, work=_conv_transpose_work),
     "einsum": OpSpec(axes=_einsum_axes, work=_einsum_work),
@@ -1002,37 +1006,37 @@ def _softmax_range(op: Operation, ranges: Ranges) -> Interval:
     return (least if least >= fp16.NORMAL else 0.0), 1.0
 
 
-def _reduction_axes(op: Operation, reduced: Place = CONTRACTED) -> Axes | None:
+def _reduction_axes(op: Operation, reduced: Place = CONTRACTED) -> PlacedOperands | None:
     """Return the places of a reduction: reduced axes get the place `reduced`, the others keep their order."""
     name = "axes" if op.op_type in REDUCTIONS else "axis"
     if op.inputs.get(name) is not None and not ints(op, name):
         return None
     default = range(op.x.rank) if name == "axes" else (-1,)
-    removed = axes_given(op, name, op.x.rank, default) if op.x.rank else set()
+    removed = _axes_given(op, name, op.x.rank, default) if op.x.rank else set()
     axes = range(op.x.rank)
     kept = list(axes) if flag(op, "keep_dims") else [axis for axis in axes if axis not in removed]
-    return single_operand(op, [reduced if axis in removed else kept.index(axis) for axis in axes])
+    return _single_operand(op, [reduced if axis in removed else kept.index(axis) for axis in axes])
 
 
-def _axes_beside_named(op: Operation) -> Axes | None:
+def _axes_beside_named(op: Operation) -> PlacedOperands | None:
     """Axes that the op does not name keep their places; by default it works along the last (cumsum: first)."""
     name = ALONG[op.op_type]
     if op.inputs.get(name) is not None and not ints(op, name):
         return None
     default = range(op.x.rank) if name == "axes" else (0 if op.op_type == "cumsum" else -1,)
-    return in_place_except(op, axes_given(op, name, op.x.rank, default)) if op.x.rank else None
+    return _in_place_except(op, _axes_given(op, name, op.x.rank, default)) if op.x.rank else None
 
 
-def _layer_norm_axes(op: Operation) -> Axes | None:
+def _layer_norm_axes(op: Operation) -> PlacedOperands | None:
     """Return the axes of a layer norm, with a gamma and beta for each element of the normalised axes."""
     x, rank = _axes_beside_named(op), len(ints(op, "axes")) or op.x.rank
-    return x and (*x, *_optional_operands(op, "gamma beta", (MIXED,) * rank))
+    return x and (*x, *_optional_operands(op, ("gamma", "beta"), (MIXED,) * rank))
 
 
-def _channel_norm_axes(op: Operation) -> Axes:
+def _channel_norm_axes(op: Operation) -> PlacedOperands:
     """Return the axes of norms with parameters for each channel; an instance norm mixes each plane."""
-    x = _mixes_each_plane(op) if op.op_type == "instance_norm" else in_place_except(op, set())
-    return (*x, *_optional_operands(op, "mean variance gamma beta", (1,)))
+    x = _mixes_each_plane(op) if op.op_type == "instance_norm" else _in_place_except(op, set())
+    return (*x, *_optional_operands(op, ("mean", "variance", "gamma", "beta"), (1,)))
 
 
 def reduced_size(op: Operation) -> float:
@@ -1044,7 +1048,7 @@ def reduced_size(op: Operation) -> float:
 
 
 def _sum_range(op: Operation, ranges: Ranges) -> Interval:
-    low, high = interval_times(reduced_size(op), ranges.at(op.x))
+    low, high = _interval_times(reduced_size(op), ranges.at(op.x))
     return (max(low, 0.5), high) if _has_exp_of_zero(op) else (low, high)  # rounding may halve it
 
 
@@ -1053,7 +1057,7 @@ def _sum_of_squares_range(op: Operation, ranges: Ranges) -> Interval:
     if np_dtype(op.x).kind != "f":
         return ANY
     squares = ranges.rounded(op, _square_range(op, ranges), CORRECT)
-    ends = interval_times(reduced_size(op), squares)
+    ends = _interval_times(reduced_size(op), squares)
     if op.op_type == "reduce_sum_square":
         return ends
     low, high = ranges.rounded(op, ends, 2 * reduced_size(op))
@@ -1077,7 +1081,7 @@ def _has_exp_of_zero(op: Operation) -> bool:
     if left is None or largest is None or largest.x is not left.x or not flag(largest, "keep_dims"):
         return False
     axes_of_max, axes_of_sum = (
-        axes_given(reduction, "axes", reduction.x.rank, range(reduction.x.rank)) for reduction in (largest, op)
+        _axes_given(reduction, "axes", reduction.x.rank, range(reduction.x.rank)) for reduction in (largest, op)
     )
     return axes_of_max <= axes_of_sum
 
@@ -1096,13 +1100,9 @@ def _cumsum_range(op: Operation, ranges: Ranges) -> Interval:
     """Return the range of a cumsum: sums of any number of elements, up to the whole axis."""
     numbers = ranges.at(op.x)
     length = (static_shape(op.x) or (math.inf,) * op.x.rank)[int(number(op.inputs.get("axis")) or 0)]
-    low, high = interval_times(length, numbers)
+    low, high = _interval_times(length, numbers)
     first = numbers[0] if numbers[0] > 0 and not flag(op, "exclusive") else 0.0
     return min(low, numbers[0], first), max(high, numbers[1], 0.0)
-
-
-def _mean_range(op: Operation, ranges: Ranges) -> Interval:
-    return range_of_means(op, ranges.at(op.x), reduced_size(op), ranges)
 
 
 def _axis_length(op: Operation) -> float:
@@ -1135,10 +1135,14 @@ def _norm_range(op: Operation, ranges: Ranges) -> Interval:
     return -most, most
 
 
-SUMS_AND_ORDERS: dict[str, OpSpec] = {
+REDUCTION_SPECS: dict[str, OpSpec] = {
     **dict.fromkeys(REDUCTIONS, OpSpec(axes=_reduction_axes)),
     **dict.fromkeys(names("reduce_max reduce_min"), OpSpec(range_of_x, _reduction_axes, whole=OF_WHOLE)),
-    "reduce_mean": OpSpec(_mean_range, _reduction_axes, terms=reduced_size),
+    "reduce_mean": OpSpec(
+        lambda op, ranges: _range_of_means(op, ranges.at(op.x), reduced_size(op), ranges),
+        _reduction_axes,
+        terms=reduced_size,
+    ),
     "reduce_sum": OpSpec(_sum_range, _reduction_axes, whole=OF_WHOLE, terms=reduced_size),
     **dict.fromkeys(
         names("reduce_sum_square reduce_l2_norm"),
@@ -1160,17 +1164,23 @@ SUMS_AND_ORDERS: dict[str, OpSpec] = {
 }
 
 
-SPECS: dict[str, OpSpec] = {**ELEMENTWISE, **MOVES, **PRODUCTS, **SUMS_AND_ORDERS, **WINDOWS}
+SPECS: dict[str, OpSpec] = {
+    **ELEMENTWISE_SPECS,
+    **MOVE_SPECS,
+    **PRODUCT_SPECS,
+    **REDUCTION_SPECS,
+    **WINDOW_SPECS,
+}
 """Op type -> its row."""
 
 
-def places_of(op: Operation) -> Axes | None:
+def places_of(op: Operation) -> PlacedOperands | None:
     """Return where the axes of an op's operands go; None where that is not known."""
     row = SPECS.get(op.op_type)
     return None if row is None or row.axes is None else row.axes(op)
 
 
-def slices_read(axes: Axes, axis: int) -> dict[Var, int] | None:
+def slices_read(axes: PlacedOperands, axis: int) -> dict[Var, int] | None:
     """Return operand -> the axis of it whose slice i is read for slice i of the result along `axis`.
 
     Returns:
@@ -1202,8 +1212,6 @@ class Work:
 
     def times(self, count: int) -> Work:
         """Return the work of `count` runs of the op; its constants are read once."""
-        if count == 1:
-            return self
         return Work(
             read=self.read * count, constant=self.constant, written=self.written * count, flop=self.flop * count
         )

@@ -28,7 +28,7 @@ from anesurgery import fp16
 from anesurgery.errors import LoadError, first_line
 from anesurgery.files import arrays
 from anesurgery.files.runner_file import sha256_of
-from anesurgery.files.weights import not_fetched
+from anesurgery.files.source import not_fetched
 from anesurgery.mil import Array, patched, quiet_host
 
 LEAST = 1 << 20

@@ -37,7 +37,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import names
 from anesurgery.semantics.reading import each_axis, ints, sliced
-from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshape_axes
+from anesurgery.semantics.rows import CONTRACTED, PlacedOperands, places_of, reshape_axes
 from anesurgery.shipping.padded_ends import (
     DEEPEST,
     TABLE,
@@ -424,7 +424,7 @@ class _Walk:
         """Return what is known of the op's operands that have an axis of the length."""
         return {v: self.values[v] for _, v in operands(op) if v in self.values}
 
-    def _kept_axes(self, op: Operation, axes: Axes) -> frozenset[int] | Refusal:
+    def _kept_axes(self, op: Operation, axes: PlacedOperands) -> frozenset[int] | Refusal:
         """Return the axes of the result that hold an operand's axes of the length."""
         kept = set[int]()
         for operand in axes:
@@ -440,7 +440,7 @@ class _Walk:
                     return Refusal(f"{op.op_type} reads across the padded axis", op)
         return frozenset(kept)
 
-    def _adds_nothing(self, op: Operation, axes: Axes) -> bool:
+    def _adds_nothing(self, op: Operation, axes: PlacedOperands) -> bool:
         """Return whether what lies beyond the length is multiplied by zeros, along a contracted axis."""
         if op.op_type not in SUMS:
             return False
@@ -456,7 +456,7 @@ class _Walk:
     def _end_of(self, var: Var, axis: int) -> End:
         return self.values[var].ends.get(axis, unknown_end(var))
 
-    def _end_of_result(self, op: Operation, axes: Axes, axis: int) -> End:
+    def _end_of_result(self, op: Operation, axes: PlacedOperands, axis: int) -> End:
         """Return what lies beyond the length along an axis of the result."""
         if op.op_type == "softmax":
             return End(0.0, 0.0) if axis == _softmax_axis(op) else UNKNOWN
@@ -486,7 +486,7 @@ class _Walk:
         ends = {a: rows.ends.get(a, unknown_end(scores)) for a in rows.axes}
         end = ends.pop(axis)
         if not end.hides:
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
         if not rows.finite and end.loose:
             return Refusal(f"what {op.op_type} reads beyond the length may be no number", op)
         if any(other.hides and other.low < DEEPEST for other in ends.values()):
@@ -505,7 +505,7 @@ class _Walk:
         read = self._rows_read(op)
         mask, keys = op.inputs.get("attn_mask"), op.key.rank - 2
         if mask is None or mask not in read:
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
         whole = {op.key: {keys}, op.value: {op.value.rank - 2}, op.query: {op.query.rank - 2}}
         if any(read[v].axes - wanted for v, wanted in whole.items() if v in read):
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
@@ -517,7 +517,7 @@ class _Walk:
             )
         refusal = self._check_hidden(op, mask, bias, mask.rank - 1)
         if mask.rank - 1 not in bias.axes or not all(r.finite for r in read.values()):
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
         rows = frozenset({op.outputs[0].rank - 2}) if self.axes_of_length(op.query) else frozenset[int]()
         return PaddedValue(rows) if refusal is None else refusal
 

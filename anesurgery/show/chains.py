@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from anesurgery.display import byte_words, counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws
 from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops
@@ -16,7 +16,7 @@ from anesurgery.show.report import Report, Table, first_rows
 from anesurgery.splitting.size_choice import SizeChoice
 
 MOST_SHOWN = 4
-"""The most values of a border, and op types off the ANE, in the text; JSON has all."""
+"""The most values of a border, and op types off the Neural Engine, in the text; JSON has all."""
 BAR = 24
 """Length of the longest bar, in characters."""
 
@@ -40,7 +40,7 @@ def chain_report(chain: Chain) -> Report:
     total = sum(border.bytes for border in chain.borders)
     between = f", {byte_words(total)} between them" if chain.borders else ""
     words = counted(len(chain.chunks), "chunk") + between
-    seen = ("on the ANE", "estimate", "elsewhere") if chain.placed else ()
+    seen = ("on the Neural Engine", "estimate", "elsewhere") if chain.placed else ()
     return Report(
         words + (f"; for {chain.target}" if chain.target else ""),
         [
@@ -54,9 +54,7 @@ def chain_report(chain: Chain) -> Report:
 def _passing(number: int, border: Border) -> list[tuple[str, ...]]:
     """Return rows for what passes behind a chunk, the largest values first."""
     values = sorted(zip(border.sizes, border.names, border.kinds, strict=True), key=lambda v: -v[0])
-    rows = [
-        ("", short_name(name), _short_type(kind), byte_words(size)) for size, name, kind in values[:MOST_SHOWN]
-    ]
+    rows = [("", name, _short_type(kind), byte_words(size)) for size, name, kind in values[:MOST_SHOWN]]
     if rest := values[MOST_SHOWN:]:
         rows.append(("", f"{len(rest)} more", "", byte_words(sum(size for size, *_ in rest))))
     return [(str(number), *row[1:]) if not place else row for place, row in enumerate(rows)]
@@ -69,7 +67,7 @@ def _short_type(kind: str) -> str:
 
 
 def _placement_cells(placed: ChunkPlacement) -> tuple[str, str, str]:
-    """Return the share on the ANE, the estimate, and what runs elsewhere."""
+    """Return the share on the Neural Engine, the estimate, and what runs elsewhere."""
     shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of the work")
     estimate = "" if placed.estimate is None else f"{placed.estimate / 1000:.3g} ms"
     words, more = first_rows(placed.elsewhere, MOST_SHOWN, "{} other types")

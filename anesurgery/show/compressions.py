@@ -35,7 +35,7 @@ def compression_report(compression: Compression) -> Report:
     sizes = [" -> ".join(map(byte_words, row.bytes)) for row in shown]
     errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
     rows = [
-        (short_name(row.weight), ", ".join(row.readers), row.form, size, *both)
+        (row.weight, ", ".join(row.readers), row.form, size, *both)
         for row, size, both in zip(shown, sizes, errors, strict=True)
     ]
     title, *lines = whole_lines(compression)
@@ -61,7 +61,9 @@ def whole_lines(compression: Compression) -> list[str]:
             f"coremltools' {one.mode}: {byte_words(one.bytes)}, {one.loss.words(compression.chooses)}"
             for one in compression.points
         ]
-    lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
+    lines.append(
+        f"ops expected on the Neural Engine: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}"
+    )
     if compression.time is not None:
         lines.append(str(compression.time))
     reasons = Counter((row.form, row.why) for row in compression.weights)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any, TypeAlias, TypeVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
+from rich.style import Style
+from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -66,10 +69,12 @@ def _as_rich(part: Any) -> Iterable[Any]:
         yield plain(part.title, part.style) if isinstance(part.title, str) else part.title
         yield from group(*part.parts).renderables
     elif isinstance(part, Table):
+        filled = part.filled
         ruled = box.SIMPLE_HEAD if part.ruled and part.head else None
         edge = part.edge and bool(part.head)
-        table = RichTable(*part.head, box=ruled, show_header=bool(part.head), pad_edge=edge)
-        for row, style in itertools.zip_longest(part.rows, part.styles):
+        columns = [Column(name, overflow="fold") for name in filled.head]  # a long name goes on below
+        table = RichTable(*columns, box=ruled, show_header=bool(part.head), pad_edge=edge)
+        for row, style in itertools.zip_longest(filled.rows, part.styles):
             table.add_row(*map(_as_rich_text, row), style=style)
         yield from [table] * bool(table.row_count)
     elif isinstance(part, Listing):
@@ -94,11 +99,16 @@ def _listing_lines(listing: Listing) -> Iterable[Any]:
 
 
 def _columns(cells: list[Text], widths: list[int]) -> Text:
-    for cell, width in zip(cells, widths, strict=True):
-        cell.truncate(width, overflow="ellipsis", pad=True)
-    line = Text(GAP).join(cells)
-    line.rstrip()
-    return line
+    """Return a row of columns; what is longer than its column goes on below."""
+    wrapped = [cell.wrap(Console(), width, overflow="fold") for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for parts in itertools.zip_longest(*wrapped, fillvalue=Text()):
+        padded = [part.copy() for part in parts]
+        for part, width in zip(padded, widths, strict=True):
+            part.truncate(width, pad=True)
+        lines.append(Text(GAP).join(padded))
+        lines[-1].rstrip()
+    return Text("\n").join(lines)
 
 
 def _as_rich_text(part: Any) -> Any:
@@ -147,10 +157,45 @@ def as_text(*parts: Any) -> str:
 
 
 def as_html(*parts: Any) -> str:
-    """Return a report, or something that rich prints, for a notebook cell."""
-    console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
-    console.print(*parts)
-    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+    """Return reports for a notebook cell: sentences, and tables in which nothing is cut.
+
+    What rich draws, such as a bar, is what a terminal shows.
+    """
+    return "".join(itertools.chain.from_iterable(map(_html_parts, parts)))
+
+
+def _html_parts(part: Any) -> Iterable[str]:
+    if isinstance(part, Report):
+        yield from _html_parts(Line(part.title, part.style) if isinstance(part.title, str) else part.title)
+        yield from map(as_html, part.parts)
+    elif isinstance(part, Table):
+        yield _html_table(part.filled)
+    elif isinstance(part, Listing):
+        rows = [(*cells, "\n".join(map(_said, sentences))) for cells, sentences in part.entries]
+        yield _html_table(Table((*part.head, "why"), rows).filled)
+    elif hasattr(part, "__rich_console__") or hasattr(part, "__rich__"):
+        console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
+        console.print(part)
+        yield console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+    else:
+        line = part if isinstance(part, Line) else Line(part)
+        look = Style.parse(line.style).get_html_style()
+        yield f'<div style="margin-left: {line.indent}ch; {look}">{escape(printable(line.words))}</div>'
+
+
+def _html_table(table: Table) -> str:
+    """Return a table, which scrolls in a narrow cell; lines of a cell stay lines."""
+    if not table.rows:
+        return ""
+    look = ' style="text-align: left; vertical-align: top; padding: 2px 8px; white-space: pre-line"'
+    head = "".join(f"<th{look}>{escape(name)}</th>" for name in table.head)
+    cells = ["".join(f"<td{look}>{escape(_said(cell))}</td>" for cell in row) for row in table.rows]
+    rows = "".join(f"<tr>{row}</tr>" for row in (head, *cells) if row)
+    return f'<div style="overflow-x: auto" tabindex="0" role="region"><table>{rows}</table></div>'
+
+
+def _said(cell: object) -> str:
+    return printable(cell.words if isinstance(cell, Line) else cell)
 
 
 def shows(kind: str, *forms: Form) -> Callable[[Reporter], Reporter]:
@@ -158,12 +203,16 @@ def shows(kind: str, *forms: Form) -> Callable[[Reporter], Reporter]:
 
     Args:
         kind: name of the class.
-        forms: "rich", "text", "html" for a notebook cell, or "details"; the first three by default.
+        forms: "report", "rich", "text", "html" for a notebook cell, or "details"; the first four by default.
     """
-    writers: dict[Form, Callable[[Report], Any]] = {"rich": group, "html": as_html}
+    writers: dict[Form, Callable[[Report], Any]] = {
+        "report": lambda report: report,
+        "rich": group,
+        "html": as_html,
+    }
 
     def register(reporter: Reporter) -> Reporter:
-        for form in forms or ("rich", "text", "html"):
+        for form in forms or ("report", "rich", "text", "html"):
             write = writers.get(form, as_text)
             draws(kind, form)(lambda result, write=write: write(reporter(result)))
         return reporter

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -28,7 +28,7 @@ from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
-from anesurgery.show.report import Line, Report
+from anesurgery.show.report import Line, Report, Table, first_rows
 
 MOST = 3
 """The most problems in a short report."""
@@ -297,6 +297,52 @@ def on_a_screen(
         lines += problem.lines(number, repair, two_lines=spare > 0)
     below = [Line(title, "bold"), *lines] if lines else []
     return replace(report, parts=[*report.parts, *below])
+
+
+ROWS = 4
+"""The most rows of a table on a screen, so that lines below it have room."""
+
+
+def fitted(report: Report, lines: int) -> Report:
+    """Return the first parts of a report, as many as fit: lines are cut at a clause, and tables keep ROWS rows.
+
+    Args:
+        report: with what matters most in front.
+        lines: how many it may have.
+    """
+    parts: list[Any] = []
+    for part in _in_a_row(report):
+        if fitting := next((s for s in _smaller(part) if _height(report, *parts, *s) <= lines), None):
+            parts += fitting
+    return replace(report, parts=parts)
+
+
+def _in_a_row(report: Report) -> Iterator[Any]:
+    """Yield the parts of a report; those of a report among them come after its title."""
+    for part in report.parts:
+        if isinstance(part, Report):
+            yield part.title
+            yield from _in_a_row(part)
+        else:
+            yield part
+
+
+def _smaller(part: Any) -> Iterator[list[Any]]:
+    """Yield a part of a report, cut to a line or to fewer and fewer rows."""
+    if isinstance(part, (str, Line)):
+        line = part if isinstance(part, Line) else Line(part)
+        yield [cut(" " * line.indent + str(line.words), line.style)]
+    elif isinstance(part, Table):
+        rows = list(part.rows)
+        for most in range(min(ROWS, len(rows)), 0, -1):
+            shown, more = first_rows(rows, most)
+            yield [replace(part, rows=shown, styles=part.styles[:most], ruled=False, edge=False), *more]
+    else:
+        yield [part]
+
+
+def _height(report: Report, *parts: Any) -> int:
+    return len(as_text(replace(report, parts=parts)).splitlines())
 
 
 def _without(problem: Problem, tried: Collection[str]) -> Problem | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 
 from anesurgery import registry
@@ -153,7 +155,7 @@ def _score(surgery: Surgery) -> Score | None:
 
 
 def compared_shares(before: Inspection, after: Inspection) -> str:
-    """Compare two inspections of one model in a sentence: the share of the ANE, and the time."""
+    """Compare two inspections of one model in a sentence: the share of the Neural Engine, and the time."""
     if after.refused:
         return after.summary
     old, new = (_share(Score.of([part for _, part in sections(one)])) for one in (before, after))
@@ -164,7 +166,7 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
 
 
 def _shares(surgery: Surgery) -> str:
-    """Return the shares of the ANE before and after, on the target that was named."""
+    """Return the shares of the Neural Engine before and after, on the target that was named."""
     before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""
@@ -252,11 +254,13 @@ def _by_edits(surgery: Surgery) -> str:
     if len(grades) < len(proofs) or min(grades) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
         purposely = sum(change.unchecked in (INTERFACE, SHAPE) for change in surgery.changes)
+        others = Counter(c.unchecked for c in surgery.changes if c.unchecked not in ("", INTERFACE, SHAPE))
+        why = " (" + re.split("[;:,]", max(others, key=others.__getitem__))[0] + ")" if others else ""
         words = {
             "proved equal": proved,
             "checked on numbers": tried,
             f"{'changes' if purposely == 1 else 'change'} inputs or outputs on purpose": purposely,
-            "not compared": len(proofs) - len(grades) - purposely,
+            f"not compared{why}": len(proofs) - len(grades) - purposely,
         }
         return f"{counted(len(proofs), 'edit')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
     return "every edit gives the same bits" if min(grades) == Grade.BITS else "every edit is proved equal"
@@ -273,10 +277,12 @@ def compared(comparison: Comparison) -> str:
     how = f"{comparison.precision} arithmetic"
     if not comparison.ok:
         return f"FAILED: {comparison.verdict} ({how})"
+    is_checked = comparison.proof is None or comparison.proof.grade is not None
+    verdict = "ok" if is_checked else "NOT PROVED, as some ops were not compared"
     if math.isinf(comparison.psnr):
-        return f"ok: the outputs are identical ({how})"
+        return f"{verdict}: the outputs are identical ({how})"
     near = f"{in_decibels(comparison.psnr)}, {comparison.gate:g} dB are required"
-    return f"ok: the outputs agree to {near} ({how})"
+    return f"{verdict}: the outputs agree to {near} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:

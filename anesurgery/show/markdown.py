@@ -57,7 +57,7 @@ class Review:
         old, new = self.before.residency, self.after.residency
         share = summary.share_words
         return [
-            (f"share of the {what} on the ANE", share(self.before, what), share(self.after, what))
+            (f"share of the {what} on the Neural Engine", share(self.before, what), share(self.after, what))
             for what in old
             if 100 * (old[what] - new[what]) > points
         ]
@@ -107,7 +107,7 @@ def _ops_that_left(one: Review) -> list[str]:
     rows = one.left()
     if not rows or one.before is None:
         return []
-    lines = ["| op that is not expected on the ANE now | type | where | why |", "|---|---|---|---|"]
+    lines = ["| op that is not expected on the Neural Engine now | type | where | why |", "|---|---|---|---|"]
     for row in rows[:NAMED]:
         uses = one.after.target.uses_ane
         said = (f.message for f in row.findings if f.kind not in SOFT)

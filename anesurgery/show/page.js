@@ -5,7 +5,7 @@
   const table = document.getElementById("ops");
   const CELLS = 120;  // in a row of the strip
   const CHUNK = 150;  // rows drawn at a time: what fits on a screen, and some
-  const UNITS = { ane: "ANE", cpu: "CPU", gpu: "GPU" };
+  const UNITS = { ane: "Neural Engine", cpu: "CPU", gpu: "GPU" };
   const [INDEX, PART, NAME, TYPE, SHAPE, DTYPE, LEGAL, UNIT, MEASURED, ANE, CPU, GPU, FLOP, SEGMENT, FOUND] = Array(15).keys();
   const legal = (row) => row[LEGAL] === null ? "unknown" : row[LEGAL] ? "yes" : "no";
   const short = (n) => {
@@ -33,7 +33,7 @@
     legal: ["can run", (r) => ["no", "unknown", "yes"].indexOf(legal(r)), (r) => ({ words: legal(r), name: "legal-" + legal(r) })],
     preferred: ["runs on", (r) => r[UNIT], (r) => ({ child: unit(r[UNIT]) })],
     measured: ["measured", (r) => r[MEASURED], (r) => ({ child: unit(r[MEASURED]) })],
-    ane: ["ANE µs", (r) => r[ANE], (r) => number(r[ANE])],
+    ane: ["Neural Engine µs", (r) => r[ANE], (r) => number(r[ANE])],
     cpu: ["CPU µs", (r) => r[CPU], (r) => number(r[CPU])],
     gpu: ["GPU µs", (r) => r[GPU], (r) => number(r[GPU])],
     flop: ["work", (r) => r[FLOP], (r) => number(r[FLOP], short)],

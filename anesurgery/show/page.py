@@ -169,7 +169,7 @@ def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width
     types = [rows[name].op_type if name in rows else name for name in segment.ops]
     title = _title(segment, types)
     if style is SMALL:
-        head = f"{unit if segment.unit else '?'} {count:,}"
+        head = f"{'' if segment.unit else '? '}{count:,}"  # the colour and the title name the unit
         return _Box(segment=segment, width=style.column, height=HEAD + 2, head=head, lines=(), title=title)
     head = f"{unit} · {counted(count, 'op')}"
     if style is OPS:
@@ -306,7 +306,7 @@ STRIP_FROM = 60
 """The strip is shown for more ops than this; for fewer, the graph names each op."""
 CELL_ROWS = 12
 """The most rows of the table in a notebook cell."""
-STATUS_WORDS = ("on the ANE", "in part on the ANE", "not on the ANE")
+STATUS_WORDS = ("on the Neural Engine", "in part on the Neural Engine", "not on the Neural Engine")
 """Words for the numbers of `Inspection.status`."""
 HALF = 580
 """Width of a graph beside another."""
@@ -342,7 +342,7 @@ class TopNumber(NamedTuple):
 
 
 class AneShare(NamedTuple):
-    """A share of the ANE, as a number and in words."""
+    """A share of the Neural Engine, as a number and in words."""
 
     name: str
     share: float
@@ -512,7 +512,7 @@ def numbers(inspection: Inspection) -> list[TopNumber]:
     rules = len({f.rule for f in inspection.all_findings})
     top = [
         TopNumber("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
-        TopNumber("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
+        TopNumber("Neural Engine cannot run", f"{illegal:,}", f"{unknown:,} not known"),
         TopNumber("segments", f"{segments:,}", counted(inspection.switches, "switch")),
         TopNumber("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]
@@ -535,11 +535,11 @@ def numbers(inspection: Inspection) -> list[TopNumber]:
 
 
 def shares(inspection: Inspection) -> list[AneShare]:
-    """Return the shares of the ANE: of the ops, and of the work if it was counted."""
+    """Return the shares of the Neural Engine: of the ops, and of the work if it was counted."""
     residency = inspection.residency
     words = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
     return [
-        AneShare(f"of {word} on the ANE", residency[what], summary.share_words(inspection, what))
+        AneShare(f"of {word} on the Neural Engine", residency[what], summary.share_words(inspection, what))
         for what, word in words.items()
     ]
 

@@ -36,159 +36,10 @@ from anesurgery.show.page import environment
 from anesurgery.show.summary import UNIT_WORDS
 from anesurgery.text import to_text, type_text
 
-VENDOR = Path(__file__).with_name("vendor")
-LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
-"""The scripts, in the order in which a page loads them."""
-LEAST = 4
-"""The fewest ops of a block that is folded. A choice: fewer are read as quickly as the words on a fold."""
 LETTERS = 28
 """The most characters on a line in a box."""
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """A block of ops that follows itself several times: its start, its length in ops, and how often."""
-
-    start: int
-    length: int
-    times: int
-
-    @property
-    def end(self) -> int:
-        """The first op after the last repetition."""
-        return self.start + self.length * self.times
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """One of several equal blocks of ops: its ops, its number from 1, and how many blocks there are."""
-
-    ops: tuple[object, ...]
-    number: int
-    times: int
-
-    def as_box(self, flow: nx.DiGraph) -> dict[str, str]:
-        """Return the words in its box, and the unit that gives its colour, if all its ops have one."""
-        units = Counter(UNIT_WORDS.get(flow.nodes[op]["unit"], "unknown") for op in self.ops)
-        places = ", ".join(f"{n} {word}" for word, n in units.most_common())
-        places = f"all {places.partition(' ')[2]}" if len(units) == 1 else places
-        coloured = any(flow.nodes[op]["unit"] for op in self.ops)
-        only = flow.nodes[self.ops[0]]["unit"] if len(units) == 1 else ""
-        words = f"block {self.number} of {self.times}\n{counted(len(self.ops), 'op')}"
-        return {"label": f"{words}\n{places}" if coloured else words, "unit": str(only)}
-
-
-def repeated_blocks(kinds: Sequence[object]) -> list[Repeats]:
-    """Return the blocks of a list that repeat, in order; the block that covers most is found first.
-
-    Of A B C D A B C D E, a block of 4 that starts at 0 and is there twice.
-
-    Args:
-        kinds: a value for each op, equal for ops that may be folded together.
-    """
-    numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
-    row = np.array([numbers[kind] for kind in kinds], dtype=np.int64)
-    best = max(
-        (
-            repeats
-            for length in range(LEAST, len(row) // 2 + 1)
-            if (repeats := _longest_repetition(row, length)) is not None
-        ),
-        key=lambda repeats: (repeats.length * repeats.times, -repeats.length),
-        default=None,
-    )
-    if best is None:
-        return []
-    after = [
-        Repeats(best.end + later.start, later.length, later.times)
-        for later in repeated_blocks(kinds[best.end :])
-    ]
-    return [*repeated_blocks(kinds[: best.start]), best, *after]
-
-
-def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
-    """Return the longest stretch in which blocks of `length` ops repeat; None where none does.
-
-    If n ops in a row equal those `length` ops later, as the first 4 of A B C D A B C D do, the stretch has n //
-    length + 1 blocks.
-    """
-    equals_later_op = np.concatenate(([False], row[:-length] == row[length:], [False]))
-    edges = np.flatnonzero(np.diff(equals_later_op.astype(np.int8)))  # start, end, start, end, ...
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    if not len(starts) or lengths.max() < length:
-        return None
-    longest = int(lengths.argmax())
-    return Repeats(int(starts[longest]), length, int(lengths[longest]) // length + 1)
-
-
-def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
-    """Return an HTML document of ops and their connections.
-
-    Args:
-        flow: nodes with `op` (False for an input), `kind`, `name`, `gives`, `line`, `unit` and `around`.
-        heading: the heading of the page.
-        target: chip and OS for which boxes are coloured by unit; None for no colours.
-    """
-    ops = [node for node, data in flow.nodes(data=True) if data["op"]]
-    kinds = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
-    folds = [
-        _Fold(tuple(ops[start : start + repeats.length]), number, repeats.times)
-        for repeats in repeated_blocks(kinds)
-        for number, start in enumerate(range(repeats.start, repeats.end, repeats.length), 1)
-    ]
-    fold_of = {node: n for n, fold in enumerate(folds) for node in fold.ops}
-    nodes = [_node(flow.nodes[node], fold_of.get(node)) for node in flow]
-    places = {node: n for n, node in enumerate(flow)}
-    counts = Counter(data["unit"] for _, data in flow.nodes(data=True) if data["op"] and data["unit"])
-    graph = {
-        "nodes": nodes,
-        "edges": [[places[a], places[b]] for a, b in flow.edges],
-        "folds": [fold.as_box(flow) for fold in folds],
-    }
-    return (
-        environment()
-        .get_template("graph.html")
-        .render(
-            heading=heading,
-            target=target,
-            ops=len(ops),
-            units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
-            graph=graph,
-            libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
-        )
-    )
-
-
-def _node(data: dict[str, object], fold: int | None) -> dict[str, object]:
-    words = {key: printable(str(data[key])) for key in ("kind", "name", "gives", "line")}
-    short = "\n".join(short_name(words[key], LETTERS) for key in ("kind", "name", "gives"))
-    place = {"unit": data["unit"], "op": data["op"], "fold": fold, "around": data.get("around", False)}
-    return {**words, "label": short, **place}
-
-
 MOST = 300
 """Boxes in a picture at most; a larger program is drawn around an op."""
-LETTER, HEIGHT, GAP_X, GAP_Y, MARGIN = 6.7, 50, 22, 34, 12
-SWEEPS = 8
-"""Times that boxes are moved towards their neighbours, up and down. A choice: later ones move little."""
-LEGEND = 24
-"""Height of the row that names the colours."""
-BEND = 8.0
-"""Width that an arrow has in a row that it passes."""
-
-STYLE = """
-.ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#166aab;--cpu:#a25308;--gpu:#8447b0;--unknown:#606872}
-@media(prefers-color-scheme:dark){.ane-ops{--paper:#1a1e23;--ink:#e5e8eb;--soft:#9aa4af;--ane:#58aaf0;--cpu:#eba14f;
---gpu:#c294e6;--unknown:#8f99a3}}
-.ane-ops text{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--soft)}
-.ane-ops .type{font-weight:700;fill:var(--u,var(--ink))}
-.ane-ops rect{fill:var(--paper);stroke:var(--u,var(--unknown))}
-.ane-ops path{fill:none;stroke:var(--soft)}
-.ane-ops .ane{--u:var(--ane)} .ane-ops .cpu{--u:var(--cpu)} .ane-ops .gpu{--u:var(--gpu)}
-.ane-ops .input rect,.ane-ops .more rect{stroke-dasharray:4 3}
-.ane-ops .around rect{stroke-width:3;stroke-dasharray:none}
-"""
-"""For these pictures alone: a notebook that shows one inside its page keeps its own look."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +47,8 @@ class Picture:
     """A picture of ops and their connections. A notebook shows it, `save` writes it."""
 
     flow: nx.DiGraph = field(repr=False)
-    """What is drawn; each node has `kind`, `name`, `gives`, `line` and `unit`."""
+    """What is drawn. Each node has `op` (False for an input), `kind`, `name`, `gives`, `line` (of the text),
+    `unit`, `around` (whether it is the op asked for) and `more` (whether it has neighbours not drawn)."""
     heading: str = ""
     """The heading of the page."""
     target: str | None = None
@@ -296,7 +148,10 @@ def draw(
     if middle is not None:
         upstream = nx.single_source_shortest_path_length(flow.reverse(copy=False), _key(middle), before)
         drawn = {*upstream, *nx.single_source_shortest_path_length(flow, _key(middle), after)}
-    units = {} if target is None else _units(model, target, function)
+    units = dict[str, str]()
+    if target is not None:
+        rows = inspect(model, target, function=function).ops
+        units = {row.name: row.preferred or "unknown" for row in rows}
     degrees = dict(flow.degree)
     flow.remove_nodes_from([node for node in flow if node not in drawn])
     for node, data in flow.nodes(data=True):
@@ -306,10 +161,6 @@ def draw(
     name = loaded.source.name if loaded.source is not None else "a program"
     heading = name if around is None else f"{name}, around {around}"
     return Picture(flow, heading, None if target is None else Target.parse(target).name)
-
-
-def _units(model: Any, target: str, function: str | None) -> dict[str, str]:
-    return {row.name: row.preferred or "unknown" for row in inspect(model, target, function=function).ops}
 
 
 def _key(op: Operation) -> str:
@@ -362,6 +213,162 @@ def _maker(var: Any, flow: nx.DiGraph) -> str | None:
     return name if name in flow else None
 
 
+# The page: Cytoscape draws the boxes; repeated blocks are folded.
+
+VENDOR = Path(__file__).with_name("vendor")
+LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
+"""The scripts, in the order in which a page loads them."""
+LEAST = 4
+"""The fewest ops of a block that is folded. A choice: fewer are read as quickly as the words on a fold."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A block of ops that follows itself several times: its start, its length in ops, and how often."""
+
+    start: int
+    length: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        """The first op after the last repetition."""
+        return self.start + self.length * self.times
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """One of several equal blocks of ops: its ops, its number from 1, and how many blocks there are."""
+
+    ops: tuple[object, ...]
+    number: int
+    times: int
+
+    def as_box(self, flow: nx.DiGraph) -> dict[str, str]:
+        """Return the words in its box, and the unit that gives its colour, if all its ops have one."""
+        units = Counter(UNIT_WORDS.get(flow.nodes[op]["unit"], "unknown") for op in self.ops)
+        words, only_unit = f"block {self.number} of {self.times}\n{counted(len(self.ops), 'op')}", ""
+        if len(units) == 1:
+            (word,), only_unit = units, str(flow.nodes[self.ops[0]]["unit"])
+            places = f"all {word}"
+        else:
+            places = ", ".join(f"{n} {word}" for word, n in units.most_common())
+        is_coloured = any(flow.nodes[op]["unit"] for op in self.ops)
+        return {"label": f"{words}\n{places}" if is_coloured else words, "unit": only_unit}
+
+
+def repeated_blocks(kinds: Sequence[object]) -> list[Repeats]:
+    """Return the blocks of a list that repeat, in order; the block that covers most is found first.
+
+    Of A B C D A B C D E, a block of 4 that starts at 0 and is there twice.
+
+    Args:
+        kinds: a value for each op, equal for ops that may be folded together.
+    """
+    numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    row = np.array([numbers[kind] for kind in kinds], dtype=np.int64)
+    best = max(
+        (
+            repeats
+            for length in range(LEAST, len(row) // 2 + 1)
+            if (repeats := _longest_repetition(row, length)) is not None
+        ),
+        key=lambda repeats: (repeats.length * repeats.times, -repeats.length),
+        default=None,
+    )
+    if best is None:
+        return []
+    after = [
+        Repeats(best.end + later.start, later.length, later.times)
+        for later in repeated_blocks(kinds[best.end :])
+    ]
+    return [*repeated_blocks(kinds[: best.start]), best, *after]
+
+
+def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
+    """Return the longest stretch in which blocks of `length` ops repeat; None where none does.
+
+    If n ops in a row equal those `length` ops later, as the first 4 of A B C D A B C D do, the stretch has n //
+    length + 1 blocks.
+    """
+    equals_later_op = np.concatenate(([False], row[:-length] == row[length:], [False]))
+    edges = np.flatnonzero(np.diff(equals_later_op.astype(np.int8)))  # start, end, start, end, ...
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    if not len(starts) or lengths.max() < length:
+        return None
+    longest = int(lengths.argmax())
+    return Repeats(int(starts[longest]), length, int(lengths[longest]) // length + 1)
+
+
+def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
+    """Return an HTML document of ops and their connections.
+
+    Args:
+        flow: see `Picture.flow`.
+        heading: the heading of the page.
+        target: chip and OS for which boxes are coloured by unit; None for no colours.
+    """
+    ops = [node for node, data in flow.nodes(data=True) if data["op"]]
+    alike_keys = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
+    folds = [
+        _Fold(tuple(ops[start : start + repeats.length]), number, repeats.times)
+        for repeats in repeated_blocks(alike_keys)
+        for number, start in enumerate(range(repeats.start, repeats.end, repeats.length), 1)
+    ]
+    fold_of = {node: n for n, fold in enumerate(folds) for node in fold.ops}
+    places = {node: n for n, node in enumerate(flow)}
+    counts = Counter(data["unit"] for _, data in flow.nodes(data=True) if data["op"] and data["unit"])
+    graph = {
+        "nodes": [_node(flow.nodes[node], fold_of.get(node)) for node in flow],
+        "edges": [[places[a], places[b]] for a, b in flow.edges],
+        "folds": [fold.as_box(flow) for fold in folds],
+    }
+    return (
+        environment()
+        .get_template("graph.html")
+        .render(
+            heading=heading,
+            target=target,
+            ops=len(ops),
+            units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
+            graph=graph,
+            libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
+        )
+    )
+
+
+def _node(data: dict[str, object], fold: int | None) -> dict[str, object]:
+    words = {key: printable(str(data[key])) for key in ("kind", "name", "gives", "line")}
+    short = "\n".join(short_name(words[key], LETTERS) for key in ("kind", "name", "gives"))
+    place = {"unit": data["unit"], "op": data["op"], "fold": fold, "around": data.get("around", False)}
+    return {**words, "label": short, **place}
+
+
+# The SVG picture, with a layout of its own.
+
+LETTER, HEIGHT, GAP_X, GAP_Y, MARGIN = 6.7, 50, 22, 34, 12
+SWEEPS = 8
+"""Times that boxes are moved towards their neighbours, up and down. A choice: later ones move little."""
+LEGEND = 24
+"""Height of the row that names the colours."""
+BEND = 8.0
+"""Width that an arrow has in a row that it passes."""
+
+STYLE = """
+.ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#166aab;--cpu:#a25308;--gpu:#8447b0;--unknown:#606872}
+@media(prefers-color-scheme:dark){.ane-ops{--paper:#1a1e23;--ink:#e5e8eb;--soft:#9aa4af;--ane:#58aaf0;--cpu:#eba14f;
+--gpu:#c294e6;--unknown:#8f99a3}}
+.ane-ops text{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--soft)}
+.ane-ops .type{font-weight:700;fill:var(--u,var(--ink))}
+.ane-ops rect{fill:var(--paper);stroke:var(--u,var(--unknown))}
+.ane-ops path{fill:none;stroke:var(--soft)}
+.ane-ops .ane{--u:var(--ane)} .ane-ops .cpu{--u:var(--cpu)} .ane-ops .gpu{--u:var(--gpu)}
+.ane-ops .input rect,.ane-ops .more rect{stroke-dasharray:4 3}
+.ane-ops .around rect{stroke-width:3;stroke-dasharray:none}
+"""
+"""For these pictures alone: a notebook that shows one inside its page keeps its own look."""
+
+
 def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
     """Return the graph with bends, and its nodes in layers, each ordered by the places of its neighbours.
 
@@ -391,9 +398,8 @@ def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
 def _depths(flow: nx.DiGraph) -> dict[Any, int]:
     """Return the layer of each node: below all that it reads, and near its first reader if no line is added."""
     order = list(nx.topological_sort(flow))
-    depth: dict[Any, int] = {}
-    for node in order:
-        depth[node] = max((depth[p] + 1 for p in flow.predecessors(node)), default=0)
+    layers = enumerate(nx.topological_generations(flow))
+    depth: dict[Any, int] = {node: level for level, nodes in layers for node in nodes}
     for node in reversed(order):
         if flow.out_degree(node):
             above_first_reader = min(depth[s] for s in flow.successors(node)) - 1
@@ -410,13 +416,11 @@ def _ends(flow: nx.DiGraph, depth: dict[Any, int], node: Any, without: Any) -> i
 
 def _words(flow: nx.DiGraph) -> dict[Any, list[str]]:
     """Return the three lines of each box."""
-    names = {node: printable(data["name"]) for node, data in flow.nodes(data=True)}
-    short = _apart(names)
-    words = {}
-    for node, data in flow.nodes(data=True):
-        kind, gives = short_name(printable(data["kind"]), LETTERS), printable(data["gives"])
-        words[node] = [kind, short[node], gives]
-    return words
+    short = _apart({node: printable(data["name"]) for node, data in flow.nodes(data=True)})
+    return {
+        node: [short_name(printable(data["kind"]), LETTERS), short[node], printable(data["gives"])]
+        for node, data in flow.nodes(data=True)
+    }
 
 
 def _apart(names: dict[Any, str]) -> dict[Any, str]:
@@ -439,16 +443,20 @@ def _alike(names: dict[Any, str], short: dict[Any, str]) -> list[list[Any]]:
 
 
 def _differing(own: list[str], others: list[list[str]]) -> str:
-    """Return the first word of a name, and each word at which a name that began alike goes on differently."""
+    """Return the first word of a name, and each word at which a name that began alike goes on differently.
+
+    Of a_3_b_c beside a_4_b_c, a_3…: after a_3 no other name goes on.
+    """
     short, left_out = "", False
     for k, word in enumerate(own):
         others = [other for other in others if other[:k] == own[:k]]
         if k and len({*(tuple(other[k : k + 1]) for other in others)}) == 1:
             left_out = True
             continue
-        short += f"{'…' if left_out else '_' * bool(k)}{word}"
+        between = "…" if left_out else "_"
+        short += between + word if k else word
         left_out = False
-    return short + "…" * left_out
+    return f"{short}…" if left_out else short
 
 
 def _columns(bent: nx.DiGraph, layers: list[list[Any]], sizes: dict[Any, float]) -> dict[Any, float]:
@@ -466,6 +474,7 @@ def _columns(bent: nx.DiGraph, layers: list[list[Any]], sizes: dict[Any, float])
 
 def _spaced(row: list[Any], sizes: dict[Any, float], wish: dict[Any, float]) -> dict[Any, float]:
     """Return places in a row, in its order and without overlap, with the least squares from the wishes."""
+    # This is isotonic regression, by the algorithm of pooling adjacent violators.
     # Without its shift, the distance from the first box in a row without gaps, a box only has to be right of
     # the box before it. Boxes that wish to stand in the other order touch, at the mean of their wishes.
     distances = ((sizes[a] + sizes[b]) / 2 + GAP_X for a, b in itertools.pairwise(row))
@@ -490,7 +499,7 @@ def _svg(flow: nx.DiGraph) -> str:
     width = max((middles[n] + sizes[n] / 2 for n in bent), default=0) - left + MARGIN
     height = len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
     legend = _legend(flow, height)
-    height += LEGEND * bool(legend)
+    height += LEGEND if legend else 0
     at: dict[Any, tuple[float, float]] = {
         n: (middles[n] - left, MARGIN + level * (HEIGHT + GAP_Y))
         for level, row in enumerate(layers)
@@ -535,13 +544,13 @@ def _arrow(at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> st
 
 
 def _box(data: dict[str, Any], words: list[str], x: float, y: float, width: float) -> str:
-    kinds = [data["unit"], "" if data["op"] else "input", "around" * data["around"], "more" * data["more"]]
+    classes = [data["unit"], "" if data["op"] else "input", *(c for c in ("around", "more") if data[c])]
     lines = "".join(
         f'<text class="{kind}" x="{x:.1f}" y="{y + 15 + 14 * k:.1f}" text-anchor="middle">{word}</text>'
         for k, (kind, word) in enumerate(zip(("type", "name", "gives"), map(html.escape, words), strict=True))
     )
     title = f"<title>{html.escape(printable(data['line']))}</title>" if data["line"] else ""
     return (
-        f'<g class="{" ".join(filter(None, kinds))}">{title}'
+        f'<g class="{" ".join(filter(None, classes))}">{title}'
         f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="5"/>{lines}</g>'
     )

@@ -6,7 +6,7 @@ Other files fill them; `console` prints them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -36,6 +36,23 @@ class Table:
     ruled: bool = True
     edge: bool = True
     styles: Sequence[str] = ()
+
+    @property
+    def filled(self) -> Table:
+        """The table without the columns in which no row says anything."""
+        rows = [tuple(row) for row in self.rows]
+        said = [any(_words(row[k]) not in ("", "-") for row in rows) for k in range(len(self.head))]
+        if not rows or not self.head:
+            return replace(self, rows=rows)
+        return replace(
+            self,
+            head=[name for name, is_said in zip(self.head, said, strict=True) if is_said],
+            rows=[[cell for cell, is_said in zip(row, said, strict=True) if is_said] for row in rows],
+        )
+
+
+def _words(cell: object) -> str:
+    return str(cell.words if isinstance(cell, Line) else cell)
 
 
 @dataclass(frozen=True)

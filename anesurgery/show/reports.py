@@ -18,7 +18,7 @@ from anesurgery.checking.output_comparison import OutputComparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.compressing.assignment import Proposal, Row
 from anesurgery.compressing.sensitivity import Sensitivity
-from anesurgery.display import byte_words, counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws
 from anesurgery.placement.certifying import GATE, Certificate
 from anesurgery.placement.choices import Choice
 from anesurgery.placement.folders import Folder
@@ -47,7 +47,7 @@ def certificate_report(certificate: Certificate) -> Report:
     outputs = [(several[0].name, *map(_output_words, several)) for several in every]
     both = f"dB ({', '.join(arithmetics)})"
     ops = [
-        (short_name(row.name), row.op_type, own, grown, ", ".join(row.repairs))
+        (row.name, row.op_type, own, grown, ", ".join(row.repairs))
         for row in certificate.enters[:ROWS]
         for own, grown in [[_decibels_of_all(side, arithmetics) for side in (row.own, row.grown)]]
     ]
@@ -284,7 +284,7 @@ def build_report(build: Any) -> Report:
 @shows("Folder")
 def folder_report(folder: Folder) -> Report:
     """Report a row for each model in a folder."""
-    rows = [(short_name(name), _sentence(one)) for name, one in folder.models.items()]
+    rows = [(name, _sentence(one)) for name, one in folder.models.items()]
     more = f", {len(folder.refused)} refused" if folder.refused else ""
     return Report(
         f"{folder.path}: {counted(len(rows), 'model')}{more}", [Table(("model", "in a sentence"), rows)]
@@ -352,7 +352,9 @@ def _narrow_failures(rows: Sequence[ModuleRow]) -> Iterator[str]:
 def why_report(reasons: Why) -> Report:
     """Report one op: the rules that found something in full, and a line for each other rule."""
     row = reasons.row
-    verdict = f"the ANE can run it: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
+    verdict = (
+        f"the Neural Engine can run it: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
+    )
     found = [line for asked in reasons.rules if asked.found for line in _rule_lines(asked)]
     silent = [asked for asked in reasons.rules if not asked.found]
     others = [Line(f"{asked.rule.id}: {asked.said}", indent=2) for asked in silent if asked.said != "no"]
@@ -377,7 +379,7 @@ def _estimate_words(estimate: Estimate | None) -> str:
     if estimate is None:
         return "estimates: none is known"
     times = " and ".join(f"{factor:.3g}" for factor in estimate.off)
-    units = (("ANE", estimate.ane), ("CPU", estimate.cpu))
+    units = (("Neural Engine", estimate.ane), ("CPU", estimate.cpu))
     words = ", ".join(f"{unit} {value:.3g} us" for unit, value in units if value is not None)
     return f"estimates: {words}; they may be off by a factor of {times}"
 
@@ -388,7 +390,7 @@ def sensitivity_report(costs: Sensitivity) -> Report:
     by_kl = any(o.kl for row in costs.rows for o in row.options.values())
     shown, more = first_rows(costs.rows, WEIGHTS)
     rows = [
-        (short_name(row.weight), ", ".join(row.readers), byte_words(row.bytes), *_losses(costs, row, by_kl))
+        (row.weight, ", ".join(row.readers), byte_words(row.bytes), *_losses(costs, row, by_kl))
         for row in shown
     ]
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
@@ -396,7 +398,9 @@ def sensitivity_report(costs: Sensitivity) -> Report:
     title = (
         f"loss of the outputs if one weight is compressed: {what}; {counted(costs.samples, 'sample')}{share}"
     )
-    return Report(title, [Table(("weight", "read by", "size", *costs.modes), rows), *more])
+    unmeasured = Counter(why for row in costs.rows for why in dict.fromkeys(row.skipped.values()))
+    skipped = [f"not measured, {counted(count, 'weight')}: {why}" for why, count in unmeasured.items()]
+    return Report(title, [Table(("weight", "read by", "size", *costs.modes), rows), *more, *skipped])
 
 
 def _losses(costs: Sensitivity, row: Row, by_kl: bool) -> Iterator[str]:

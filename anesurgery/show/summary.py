@@ -17,14 +17,14 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
 from anesurgery.placement.score import SAME
 
-UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
+UNIT_WORDS: dict[str | None, str] = {"ane": "Neural Engine", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
 KINDS = ("load", "conversion", "interface", "shape", "memory", "legality", "speed", "numeric")
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Ops of one type that one rule keeps from the ANE, or about which nothing is known.
+    """Ops of one type that one rule keeps from the Neural Engine, or about which nothing is known.
 
     Attributes:
         op_type: of all its rows.
@@ -48,7 +48,7 @@ class Attention:
 
     @property
     def legal(self) -> str:
-        """Can the ANE run them? In words."""
+        """Can the Neural Engine run them? In words."""
         return ", ".join(dict.fromkeys(LEGAL_WORDS[r.legal] for r in self.rows))
 
     @property
@@ -132,7 +132,7 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
 
 
 def share_words(inspection: Inspection, what: str) -> str:
-    """Return the share of the ANE in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some have no unit."""
+    """Return the engine's share in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some have no unit."""
     least, most = (percent(share[what]) for share in (inspection.residency, inspection.residency_at_most))
     return least if least == most else f"{least} to {most}"
 
@@ -203,7 +203,7 @@ UNDECIDED = "the CPU may be just as fast, by estimate"
 
 
 def needs_attention(row: OpRow) -> bool:
-    """Is it not legal on the ANE, not known to be, or not expected there?"""
+    """Is it not legal on the Neural Engine, not known to be, or not expected there?"""
     return row.legal is not True or row.preferred != "ane"
 
 
@@ -227,7 +227,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
 def attention(inspection: Inspection) -> list[Attention]:
     """Return groups of ops that need attention, by op type and rule: illegal, then unknown, then not preferred.
 
-    An op that two rules keep from the ANE is in two groups: both need repair. Groups of one reason are
+    An op that two rules keep from the engine is in two groups: both need repair. Groups of one reason are
     neighbours where they are equally severe.
     """
     by_type_and_reason: dict[tuple[str, str], list[_Reason]] = defaultdict(list)
@@ -261,7 +261,7 @@ class _Reason(NamedTuple):
 
 
 def _reasons(row: OpRow, uses_ane: bool) -> list[_Reason]:
-    """Return a reason for each finding that keeps an op off the ANE, or what the verdict means without one."""
+    """Return a reason for each finding that keeps an op off the engine, or what no finding means."""
     return [_Reason(row, f, f.message) for f in _blocking(row)] or [
         _Reason(row, None, without_rule(row, uses_ane))
     ]
@@ -363,11 +363,11 @@ def cost(inspection: Inspection) -> float | None:
 NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
-    "ops on the ANE": (_share("ops"), 1),
-    "work on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
+    "ops on the Neural Engine": (_share("ops"), 1),
+    "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
-    "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
+    "ops the Neural Engine cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
     "weights": (lambda i: (i.memory.weights, byte_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),

@@ -275,7 +275,7 @@ def ranges_report(ranges: Ranges) -> Report:
             "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
             "; ".join(map(str, row.hazards)),
         )
-        for row in ranges.rows
+        for row in sorted(ranges.rows, key=lambda row: not row.hazards)
         if row.hazards or id(row) in large
     ]
     overflows = [Line(f"first in {a}: {row.op_type} {row.name}", "red") for a, row in ranges.first.items()]

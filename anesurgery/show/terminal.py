@@ -12,7 +12,7 @@ from typing import Any
 from rich.rule import Rule
 from rich.text import Text
 
-from anesurgery.display import counted, short_name
+from anesurgery.display import counted
 from anesurgery.placement.durations import SHORTEST, rounded
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
@@ -62,17 +62,17 @@ def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Return status and residency on a line; segments, switches, time and memory on the next."""
+    """Return residency, in the colour of the status; segments, switches, time and memory on the next line."""
     has_flop = summary.has_flop(inspection)
     flop = f"{summary.share_words(inspection, 'flop')} of the work" if has_flop else "work not counted"
     memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
-    share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
+    share = f"on the Neural Engine: {summary.share_words(inspection, 'ops')} of ops, {flop}"
     more = [f"{counted(segments, 'segment')}, {counted(inspection.switches, 'switch')}"]
     more += [] if inspection.time is None else [f"time {inspection.time}"]
     more += [memory] if memory else []
-    line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
-    return line.append(f"{share}\n{' | '.join(more)}", style="not bold default")
+    line = Text(share, style=f"bold {STATUS_STYLES[inspection.status]}")
+    return line.append(f"\n{' | '.join(more)}", style="not bold default")
 
 
 def evidence_words(finding: Finding | None, length: int = 70) -> str:
@@ -112,7 +112,7 @@ def _attention_list(inspection: Inspection) -> list[Any]:
             (
                 Line(g.op_type, "bold"),
                 f"{len(g.rows):,}",
-                short_name(g.rows[0].name),
+                g.rows[0].name,
                 Line(g.legal, LEGAL_STYLES.get(g.legal, "")),
                 g.preferred,
                 _repair_cell(g.finding),
@@ -133,7 +133,7 @@ def _findings_list(inspection: Inspection) -> list[Any]:
                 Line(g.finding.kind, "bold"),
                 g.finding.rule,
                 f"{len(g.ops):,}" if g.ops else "",
-                short_name(g.ops[0] if g.ops else ""),
+                g.ops[0] if g.ops else "",
                 _repair_cell(g.finding),
             ),
             _sentences(g.finding.message, len(g.messages) - 1, g.finding),
@@ -156,7 +156,7 @@ def _measured_list(inspection: Inspection) -> list[Any]:
                 Line("as predicted", "green") if a.agrees else Line("differs", "red"),
                 Line(a.op_type, "bold"),
                 f"{len(a.rows):,}",
-                short_name(a.rows[0].name),
+                a.rows[0].name,
             ),
             (),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from anesurgery.display import counted, short_name
+from anesurgery.display import counted
 from anesurgery.placement.durations import rounded
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
@@ -119,7 +119,7 @@ def time_parts(inspection: Inspection) -> list[Any]:
     source = counted(time.measurements, "published time") if time.measurements else time.source
     title = Text("where the time goes", "bold").append(f"  {time}, from {source}", "not bold")
     rows = [
-        (short_name(one.name), one.what, in_words(one.ms), summary.percent(one.share))
+        (one.name, one.what, in_words(one.ms), summary.percent(one.share))
         for one in (*segments(inspection)[:SEGMENTS], *dearest(inspection))
     ]
     return [Text(), title, time_bar(inspection), Table((), rows)]

@@ -128,11 +128,11 @@ class AddCache(Pass):
 
     def replace_function(self, program: Program, session: Session) -> Refusal | None:
         """Put the cached functions in place of the one; or return why not."""
-        ((name, function),) = program.functions.items()
-        choices = token_inputs.inputs_of(function, self.fixed or {})
-        if isinstance(choices, Refusal):
-            return choices
-        tokens = function.inputs[next(iter(choices[0]))]
+        (function,) = program.functions.values()
+        axis_choices = token_inputs.inputs_of(function, self.fixed or {})
+        if isinstance(axis_choices, Refusal):
+            return axis_choices
+        tokens = function.inputs[next(iter(axis_choices[0]))]
         longest = int(tokens.shape[token_inputs.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
@@ -141,28 +141,44 @@ class AddCache(Pass):
         if max(self.contexts, default=0) >= context:
             words = f"contexts={self.contexts!r}; they must be smaller than the context of {context}"
             raise an.PassError(f"{self.name}: {words}")
-        calls = self.calls(context)
-        chunk_of = chunk_numbers(program, self.limit(session))
-        for chosen in choices:
-            options = self.cache_options(chosen, context, chunk_of)
-            if not isinstance(built := cached_functions(session, program, calls, options), Refusal):
-                break
-        if isinstance(built, Refusal):
-            return built if len(chosen) == 1 else token_inputs.unclear(chosen, f" ({built})")
-        before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
+        chunk_of = chunk_numbers(program, self._chunk_limit(session))
+        for token_axes in axis_choices:
+            options = CacheOptions(
+                tokens=token_axes,
+                context=context,
+                as_state=self.cache == "state",
+                windows=self.windows,
+                blended=self.writes == "blend",
+                fixed=self.fixed or {},
+                fixed_rope=self.fixed_rope,
+                chunk_of=chunk_of,
+            )
+            built = cached_functions(session, program, self._call_sizes(context), options)
+            if isinstance(built, Refusal):
+                only_tokens = len(token_axes) == 1
+                refusal = built if only_tokens else token_inputs.unclear(token_axes, f" ({built})")
+                continue
+            self._put_in_place(program, session, built, token_axes)
+            if (parts := max(chunk_of.values(), default=0) + 1) > 1:
+                session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
+            return None
+        return refusal
+
+    def _put_in_place(
+        self, program: Program, session: Session, built: Mapping[str, an.Function], tokens: Mapping[str, int]
+    ) -> None:
+        """Replace the function by the new ones, and report what callers must change."""
+        ((name, function),) = program.functions.items()
+        old_ops = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for new_name, new in built.items():
             program.add_function(new_name, new)
-        change = self.change(name, function, chosen, built)
-        session.declare(self.name, name, change, before, list(built))
+        session.declare(self.name, name, self._change(name, function, tokens, built), old_ops, list(built))
         version = max(f.opset_version.value for f in built.values())
         reports = loading.of_version(version, an.Target.parse(session.target))
         session.notes += [f"{self.name}: {report.message}" for report in reports]
-        if (parts := max(chunk_of.values(), default=0) + 1) > 1:
-            session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
-        return None
 
-    def calls(self, context: int) -> dict[str, CallSize]:
+    def _call_sizes(self, context: int) -> dict[str, CallSize]:
         """Return the name of each function and its sizes."""
         endings = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
         lengths = {"prefill": self.prefill, "decode": self.width}
@@ -174,28 +190,14 @@ class AddCache(Pass):
             if name in ("prefill", "decode") or length < min(self.prefill, size)
         }
 
-    def cache_options(
-        self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]
-    ) -> CacheOptions:
-        """Return the options that all functions have in common."""
-        return CacheOptions(
-            tokens=tokens,
-            context=context,
-            as_state=self.cache == "state",
-            windows=self.windows,
-            blended=self.writes == "blend",
-            fixed=self.fixed or {},
-            fixed_rope=self.fixed_rope,
-            chunk_of=chunk_of,
-        )
-
-    def limit(self, session: Session) -> int | str:
-        """Return the number of chunks, or the most bytes of weights in one: as given, or by the target."""
+    def _chunk_limit(self, session: Session) -> int | str:
+        """Return the number of chunks, or the most bytes of weights in one as text: given, or of the target."""
         if self.chunks == "target":
-            return str(an.Target.parse(session.target).least("program")[0])
+            most_bytes, _ = an.Target.parse(session.target).least("program")
+            return str(most_bytes)
         return self.chunks
 
-    def change(
+    def _change(
         self, name: str, old: an.Function, inputs: Mapping[str, int], functions: Mapping[str, an.Function]
     ) -> an.InterfaceChange:
         """Return what callers must change; `inputs` are the inputs of tokens with their axes."""

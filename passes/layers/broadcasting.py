@@ -1,4 +1,4 @@
-"""Layers of two blobs that broadcast, such as sums and products, in layers of the first releases.
+"""Layers of two blobs that broadcast, such as sums and products, in layers of iOS 11 and 12.
 
 A constant side becomes a parameter of a layer with one input. Otherwise the two blobs become the inputs of
 `add`, `multiply`, `max` or `min`, the larger one first.
@@ -181,7 +181,7 @@ class _TwoSided(LayerRewrite, abstract=True):
 
 @dataclass(frozen=True)
 class LegacyAddMultiply(_TwoSided):
-    """Write broadcasting additions and products with the layers of the first releases.
+    """Write broadcasting additions and products with the layers of iOS 11 and 12.
 
     Two computed blobs become `add` or `multiply`; a constant becomes a linear activation where it is one
     number, else `bias` or `scale`. So does one that a plain `add` or `multiply` reads from a `loadConstantND`.
@@ -232,7 +232,7 @@ class LegacySubtract(_TwoSided):
     that matters is dynamic.
 
     Why it helps: layers of the Broadcastable kind were reported off the ANE, `add` and linear activations on
-    it; the first releases have no layer that subtracts, and the same report names this way around it
+    it; iOS 11 and 12 have no layer that subtracts, and the same report names this way around it
     (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
     Exact: x - y and x + (-y) are the same number in floating point.
 
@@ -495,7 +495,7 @@ class SpreadChannels(LayerRewrite):
     Refuses when a size of the two blobs is dynamic. A constant side is for `legacy_add_multiply`, which makes
     it a `scale`.
 
-    Why it helps: the product of (C, H, W) and (C, 1, 1) was reported off the ANE, layers of the first releases
+    Why it helps: the product of (C, H, W) and (C, 1, 1) was reported off the ANE, layers of iOS 11 and 12
     mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Whether the
     padding costs less than the switch was not measured. Exact: the same numbers are multiplied.
 

@@ -1,6 +1,6 @@
-"""Layers that join, cut or pad along one axis, softmax and constants, in layers of the first releases.
+"""Layers that join, cut or pad along one axis, softmax and constants, in layers of iOS 11 and 12.
 
-The layers of the first releases work along channels, rows and columns, and some along the sequence. Each pass
+The layers of iOS 11 and 12 work along channels, rows and columns, and some along the sequence. Each pass
 refuses the axes that they lack.
 """
 
@@ -48,7 +48,7 @@ Spans = dict[int, range]
 
 @dataclass(frozen=True)
 class LegacySoftmax(LayerRewrite):
-    """Compute softmax over channels with the layer of the first releases.
+    """Compute softmax over channels with the layer of iOS 11 and 12.
 
     Over the sequence, the rows or the columns of five axes it is a `softmax` between two `permute`, which
     change places of that axis and the channel.
@@ -59,7 +59,7 @@ class LegacySoftmax(LayerRewrite):
 
     Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-engine, unsupported-layers;
     through Core ML, iOS 11 to 15), `softmax` on it (fredyshox/ANECompat; Macs, macOS 12 or later). `permute` is
-    of the first releases, which mostly run there. Not measured on later systems.
+    of iOS 11 and 12, which mostly run there. Not measured on later systems.
 
     Numbers: over the channel bit for bit the same. After a `permute` the terms of a sum may be taken in another
     order: within 1e-5 of the largest number in fp32.
@@ -93,7 +93,7 @@ class LegacySoftmax(LayerRewrite):
 
 @dataclass(frozen=True)
 class LegacyConstant(LayerRewrite):
-    """Load constants of five axes with the layer of the first releases.
+    """Load constants of five axes with the layer of iOS 11 and 12.
 
     The numbers stay as they are stored. Constants that a layer can hold itself are for other passes: apply
     those that rewrite their readers first (`legacy_add_multiply`, for example), and the constants go.
@@ -102,7 +102,7 @@ class LegacyConstant(LayerRewrite):
     Core ML's own check wants too; when its sequence or batch is more than 1; and when it is an output of the
     network.
 
-    Why it helps: layers of the ND kind were reported off the ANE; `loadConstant` is of the first releases,
+    Why it helps: layers of the ND kind were reported off the ANE; `loadConstant` is a layer of iOS 11 and 12,
     which mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not
     measured on later systems.
 
@@ -129,7 +129,7 @@ class LegacyConstant(LayerRewrite):
 
 @dataclass(frozen=True)
 class LegacyConcat(LayerRewrite):
-    """Concatenate along channels, sequences, rows and columns with the layers of the first releases.
+    """Concatenate along channels, sequences, rows and columns with the layers of iOS 11 and 12.
 
     Along channels (axis -3) and sequences (axis -5) it is `concat`. Along rows and columns each input is put
     into zeros of the size of the result, and those are added: exact for all numbers, except that -0 becomes 0.
@@ -143,7 +143,7 @@ class LegacyConcat(LayerRewrite):
     `padding`, four for `convolution`.
 
     Why it helps: layers of the ND kind were reported off the ANE, `concat` on it (hollance/neural-engine,
-    unsupported-layers; through Core ML, iOS 11 to 15). `padding` and `add` are of the first releases, too,
+    unsupported-layers; through Core ML, iOS 11 to 15). `padding` and `add` are layers of iOS 11 and 12, too,
     which mostly run there. Not measured on later systems.
 
     Grade: bit for bit.
@@ -162,7 +162,7 @@ class LegacyConcat(LayerRewrite):
         axis = from_end(site.params.axis, rank)
         _check_alike(site, axis)
         if axis not in LEAST_AXES:
-            kept = "the layers of the first releases join channels, sequences, rows and columns"
+            kept = "the layers of iOS 11 and 12 join channels, sequences, rows and columns"
             raise Refused(f"it joins along {_axis_in_words(axis, rank)}; {kept}")
         if rank < LEAST_AXES[axis]:
             wanted = f"Core ML's own check wants {LEAST_AXES[axis]}"
@@ -219,7 +219,7 @@ def _axis_in_words(axis: int, rank: int) -> str:
 
 @dataclass(frozen=True)
 class LegacySplit(LayerRewrite):
-    """Split blobs with the layers of the first releases.
+    """Split blobs with the layers of iOS 11 and 12.
 
     Equally many channels are a `split`; other parts of channels, rows or columns are a `slice` for each output
     that is read. A single output is its input.
@@ -246,7 +246,7 @@ class LegacySplit(LayerRewrite):
             return
         axis = from_end(site.params.axis, len(shape))
         if axis not in SLICED:
-            kept = "the layers of the first releases cut channels, rows and columns"
+            kept = "the layers of iOS 11 and 12 cut channels, rows and columns"
             raise Refused(f"it splits axis {axis} of {len(shape)}; {kept}")
         sizes = _sizes_of_parts(site, shape[axis])
         if axis == CHANNEL and len(set(sizes)) == 1:
@@ -273,7 +273,7 @@ def _sizes_of_parts(site: Site, length: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class LegacySlice(LayerRewrite):
-    """Slice channels, rows and columns with the layers of the first releases.
+    """Slice channels, rows and columns with the layers of iOS 11 and 12.
 
     Each axis that loses something is a `slice`; rows and columns without a stride are one `crop` together.
     Where nothing is lost, the input is passed on. `sliceBySize` from a constant beginning is treated alike.
@@ -282,7 +282,7 @@ class LegacySlice(LayerRewrite):
     the layer states another number of axes than its input has, when nothing would be left, and when the length
     of a sliced axis or the beginning is dynamic.
 
-    Why it helps: `slice` and `crop` are of the first releases, which mostly run on the ANE
+    Why it helps: `slice` and `crop` are layers of iOS 11 and 12, which mostly run on the ANE
     (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15); of the slices of specification
     4 nothing was reported. Not measured on later systems. Exact: numbers are only copied.
 
@@ -298,7 +298,7 @@ class LegacySlice(LayerRewrite):
         spans = (_static if site.node.kind == "sliceStatic" else _by_size)(site, shape)
         for axis, span in spans.items():
             if axis not in SLICED:
-                kept = "the layers of the first releases slice channels, rows and columns"
+                kept = "the layers of iOS 11 and 12 slice channels, rows and columns"
                 raise Refused(f"it slices axis {axis} of {len(shape)}; {kept}")
             if not span:
                 raise Refused(f"nothing is left of axis {axis}")
@@ -406,7 +406,7 @@ class LegacyGather(LayerRewrite):
             site.chain([slicing(axis, runs[0])])
         elif axis != CHANNEL:
             found = f"its {len(picks)} indices along the {NAMES[axis]} are {len(runs)} slices"
-            raise Refused(f"{found}, and the layers of the first releases join channels only")
+            raise Refused(f"{found}, and the layers of iOS 11 and 12 join channels only")
         elif len(runs) <= self.runs:
             site.emit("concat", [site.put(slicing(CHANNEL, run), x) for run in runs], site.outputs)
         else:
@@ -456,7 +456,7 @@ def _runs(picks: Sequence[int]) -> list[range]:
 
 @dataclass(frozen=True)
 class LegacyPad(LayerRewrite):
-    """Pad rows, columns and channels with the layers of the first releases.
+    """Pad rows, columns and channels with the layers of iOS 11 and 12.
 
     Rows and columns are a `padding`. More channels are some channels of the blob, times 0 plus the number,
     after or before it: no weights, at the cost of writing the blob again. The channels that are there stay bit
@@ -468,7 +468,7 @@ class LegacyPad(LayerRewrite):
     either end, when amounts or sizes that count are dynamic, and where Core ML's own check wants more axes: two
     for `padding`, three for `concat`.
 
-    Why it helps: `padding`, `slice` and linear activations are of the first releases, which mostly run on the
+    Why it helps: `padding`, `slice` and linear activations are layers of iOS 11 and 12, which mostly run on the
     ANE, `concat` was seen there (hollance/neural-engine, unsupported-layers; fredyshox/ANECompat; through Core
     ML, iOS 11 to 15); of `constantPad` nothing was reported. Not measured on later systems.
 
@@ -496,9 +496,9 @@ class LegacyPad(LayerRewrite):
             site.forward(x)
 
     def _check(self, site: Site, margins: dict[int, Margins], rank: int) -> None:
-        """Refuse what the layers of the first releases cannot pad."""
+        """Refuse what the layers of iOS 11 and 12 cannot pad."""
         if front := [axis for axis in margins if axis < CHANNEL]:
-            kept = "the layers of the first releases pad rows, columns and channels"
+            kept = "the layers of iOS 11 and 12 pad rows, columns and channels"
             raise Refused(f"it pads axis {front[0]} of {rank}; {kept}")
         if margins and rank < LEAST_AXES[WIDTH]:
             raise Refused(f"the blob has {rank} axis; Core ML's own check wants {LEAST_AXES[WIDTH]} or more")

@@ -192,14 +192,14 @@ class FuseClip(LayerRewrite):
 
     In a network with exact shapes, or with newer layers, the example becomes one layer, `clip(%x, maxVal=6)`,
     if it bounds x, not -x. `clip` came with specification 4 (iOS 13, macOS 10.15), and Core ML's own check
-    refuses it among arrays of rank 5, as networks of the first releases have them; so these keep to their
+    refuses it among arrays of rank 5, as networks of iOS 11 and 12 have them; so these keep to their
     layers and their version. Without a lower bound `clip` gets the least fp32 number: only minus infinity
     differs, which becomes it.
 
     Refuses when a blob that it would read is overwritten later. A blob that somebody else reads too ends the
     row, and a row stays that has no more layers than what would come.
 
-    Why it helps: one layer or two in place of four, where a converter of the first releases wrote ReLU6; the
+    Why it helps: one layer or two in place of four, where an old converter wrote ReLU6; the
     gain was not measured. Activations and `unary` were reported on the ANE (hollance/neural-engine,
     unsupported-layers; through Core ML, iOS 11 to 15). `clip` was not measured in neural networks; the op of
     the same name in ML Programs ran there (M4, macOS 27.0.1; 751K). Exact: bounds and signs do not round.

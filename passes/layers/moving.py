@@ -1,4 +1,4 @@
-"""Rows of layers that only move elements, and lookups in a table before them, in layers of the first releases.
+"""Rows of layers that only move elements, and lookups in a table before them, in layers of iOS 11 and 12.
 
 `network_editing.movements` computes where a row puts each element, and finds layers that do the same.
 """
@@ -36,7 +36,7 @@ from anesurgery.neuralnetwork.making import MOST_MIXED, Step
 
 @dataclass(frozen=True)
 class LegacyRearrange(LayerRewrite):
-    """Write rows of layers that only move elements with the layers of the first releases, or without any.
+    """Write rows of layers that only move elements with the layers of iOS 11 and 12, or without any.
 
     Where the elements land decides, not how the row is written:
 
@@ -53,7 +53,7 @@ class LegacyRearrange(LayerRewrite):
     Refuses when the row changes the number of axes, when it does something else, when a size is dynamic, and
     beyond the two options. Blobs inside a row that others read end it.
 
-    Why it helps: layers of the first releases mostly run on the ANE (hollance/neural-engine,
+    Why it helps: layers of iOS 11 and 12 mostly run on the ANE (hollance/neural-engine,
     unsupported-layers; through Core ML, iOS 11 to 15), and of the others no report is known. Five axes were off
     it in some cases, and reshapes and transposes are copies (sbryngelson/ane-guide; Apple, Deploying
     Transformers). The layers were not measured. Exact for finite numbers: each is moved, or multiplied by 1 and
@@ -95,7 +95,7 @@ class LegacyRearrange(LayerRewrite):
 
 
 def _is_gain(steps: Sequence[Step], part: Sequence[Node]) -> bool:
-    """Are the new layers fewer, or does the part hold a layer that the first releases did not have?"""
+    """Are the new layers fewer, or does the part hold a layer that iOS 11 and 12 did not have?"""
     return len(steps) < len(part) or any(node.kind not in FIRST_MOVERS for node in part)
 
 
@@ -112,8 +112,8 @@ class LegacyEmbedding(LayerRewrite):
     alone is enough.
 
     Refuses when the indices have other than four axes (n, 1, 1, 1) or five (s, n, 1, 1, 1), the only shapes
-    that `embedding` has in the definition of the format; when a size is dynamic; and when the layers of the
-    first releases cannot make of the channels what the layers behind the table make of the vectors.
+    that `embedding` has in the definition of the format; when a size is dynamic; and when the layers of
+    iOS 11 and 12 cannot do to channels what the layers after the table do to the vectors.
 
     Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-engine, unsupported-layers;
     through Core ML, iOS 11 to 15). Of `embedding` no report is known; lookups at run time in ML Programs ran on

@@ -12,9 +12,10 @@ from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import Grade, summary
+from anesurgery.checking.length_use import Use, use_of
 from anesurgery.checking.lengths import declared_lengths
 from anesurgery.checking.lockstep import ModelProof
-from anesurgery.checking.trial_lengths import Use, plan_of, use_of
+from anesurgery.checking.trial_lengths import lengths_to_try
 from anesurgery.errors import ProofError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
@@ -319,7 +320,7 @@ def test_how_ops_use_a_length(name: str) -> None:
     body, use = OPS[name]
     program = model(body, None)
     assert isinstance(program, Program)
-    assert use_of([program.functions["main"].operations]).use is use
+    assert use_of([program.functions["main"].operations]).kind is use
 
 
 def test_the_lengths_of_several_inputs_are_declared() -> None:
@@ -353,6 +354,6 @@ def test_a_constant_meets_a_size_that_is_made_of_the_length() -> None:
         return first(600)(mb, mb.reshape(x=x, shape=[1, -1, 2]))
 
     main = program.functions["main"]
-    plan = plan_of([*main.inputs.values()], [main.operations])
+    plan = lengths_to_try([*main.inputs.values()], [main.operations])
     assert {299, 300, 301} <= {n for lengths in plan.all for n in lengths.values()}
     assert not plan.gap

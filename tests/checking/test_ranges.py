@@ -98,7 +98,7 @@ def test_it_can_be_read_and_written() -> None:
     assert "scale_ranges" in text
     data = json.loads(json.dumps(found.to_json()))
     assert data["first"] == {"ane:M1": "product", "fp16": "squared"}
-    assert "<pre" in found._repr_html_()
+    assert "<table" in found._repr_html_()
 
 
 def test_bad_calibration_sets() -> None:

@@ -14,7 +14,7 @@ from anesurgery.checking.adversarial import ROUNDS, Drawing
 from anesurgery.checking.grades import Grade, SiteCheck, Tolerance
 from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE
-from anesurgery.checking.trial_lengths import APART_LENGTHS, LONG
+from anesurgery.checking.trial_lengths import APART_LENGTHS, LONG_LENGTH
 from anesurgery.errors import ProofError
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import TABLE
@@ -198,7 +198,7 @@ def test_an_op_that_the_interpreter_does_not_know(monkeypatch: pytest.MonkeyPatc
 
 def test_symbolic_dimensions_get_a_length() -> None:
     program = program_of(lambda x: mb.relu(x=x), (get_new_symbol(), 4))
-    assert proof_of(Maximum(), program).values == 4 * (SYMBOL_LENGTH + APART_LENGTHS[0] + LONG + 1)
+    assert proof_of(Maximum(), program).values == 4 * (SYMBOL_LENGTH + APART_LENGTHS[0] + LONG_LENGTH + 1)
 
 
 def test_what_is_no_tensor_cannot_be_drawn() -> None:

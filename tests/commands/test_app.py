@@ -251,6 +251,12 @@ def test_compress_draws_inputs_with_a_warning_and_looks_for_matplotlib_first(
     assert "wrote small.mlpackage" in out
     assert "warning: no --inputs: weights are corrected by 16 random samples" in err
     assert "np.savez('1.npz', input_ids=...)" in err
+    quiet = call(
+        monkeypatch, capsys, "compress", "tiny.mlpackage", "--bits", 8, "-o", "s2.mlpackage", "--quiet"
+    )
+    assert quiet == (0, "", "")
+    code, _, err = call(monkeypatch, capsys, "compress", "tiny.mlpackage", "--bits", 99, "-o", "s3.mlpackage")
+    assert err.startswith("anesurgery: --bits 99")
     monkeypatch.setattr("anesurgery.files.plot_files.importlib.util.find_spec", lambda _: None)
     code, _, err = call(monkeypatch, capsys, *words, "--overwrite", "--plot", "a.png")
     assert code == BAD_INPUT

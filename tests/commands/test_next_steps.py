@@ -22,6 +22,9 @@ ANOTHER = ("serve", "chat", "review")
 ELSEWHERE = {"build", "compress-cache", "choose-sizes", "sizes", "decompile", "executorch"}
 """Commands whose inputs other tests make; mypy sees that each names what follows it."""
 MAC = {"measure", "learn", "calibrate"}
+ON_A_SCREEN = ("see", "fix", "plan", "prove", "compare", "ranges", "certify", "sensitivity", "compress")
+"""Commands that print 14 lines at most, and with `--full` all."""
+LINES = 14
 PLURAL = r"(?<![.,\d])1 (?:chunk|op|function|token|sample|edit|step|weight|size)s\b"
 COMMANDS = """
 list
@@ -54,6 +57,7 @@ to-coreai m.mlpackage m.aimodel
 lint m.aimodel
 plan m.aimodel
 fix m.aimodel --dry-run
+fix m.mlpackage select_last_token --dry-run
 to-coreml m.aimodel back.mlpackage
 see parts
 plan parts
@@ -88,12 +92,34 @@ def test_a_command_ends_with_one_that_is_written_right(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setattr("sys.argv", ["anesurgery", *shlex.split(words)])
     done = CliRunner().invoke(app, shlex.split(words))
     assert done.exit_code in (0, 1), done.output
     assert max(map(len, done.stdout.splitlines())) <= WIDTH or words.startswith("diff")
+    if words.split()[0] in ON_A_SCREEN and "--why" not in words:
+        assert len(done.stdout.splitlines()) <= LINES
     parsed(last(done.stdout))
     assert not re.search(r"certify parts\b(?!/)", done.stdout), "`certify` takes a single chunk"
     assert not re.search(PLURAL, done.stdout)
+
+
+def test_what_was_only_tried_leads_to_doing_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = ["fix", "m.mlpackage", "select_last_token"]
+    monkeypatch.setattr("sys.argv", ["anesurgery", *words, "--dry-run"])
+    done = CliRunner().invoke(app, [*words, "--dry-run"])
+    assert last(done.stdout) == f"anesurgery {' '.join(words)}"
+    assert "Nothing was written" in done.stdout
+
+
+def test_models_of_two_interfaces_lead_to_a_command_that_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version: `compare`, which refuses outputs of two shapes."""
+    monkeypatch.chdir(folder)
+    CliRunner().invoke(app, shlex.split("fix m.mlpackage select_last_token --out last.mlpackage"))
+    following = last(CliRunner().invoke(app, ["diff", "m.mlpackage", "last.mlpackage"]).stdout)
+    assert CliRunner().invoke(app, shlex.split(following)[1:]).exit_code == 0
 
 
 def test_on_a_mac_each_command_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

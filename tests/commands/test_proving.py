@@ -25,6 +25,19 @@ def prove(tmp_path: Path, old: Program, new: Program) -> int:
     return CliRunner().invoke(cli.app, ["prove", *map(str, places), "--quiet"]).exit_code
 
 
+def test_both_commands_say_the_same_of_what_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: `compare --prove` fails where an op is checked on numbers, and `prove` does not."""
+    monkeypatch.chdir(tmp_path)
+    ane.apply(ane.example("tiny", "a.mlpackage"), ["causal_mask_tensor"], quiet=True).save("b.mlpackage")
+    done = [
+        CliRunner().invoke(cli.app, [*words, "a.mlpackage", "b.mlpackage"])
+        for words in (["prove"], ["compare", "--prove", "--precision", "fp32"])
+    ]
+    assert "not proved, but checked" in done[0].stdout
+    assert done[0].stdout == done[1].stdout
+    assert [one.exit_code for one in done] == [0, 0]
+
+
 def test_an_edit_that_is_equal_is_no_failure(tmp_path: Path) -> None:
     assert prove(tmp_path, scaled(2.0), ane.apply(scaled(2.0), [NegateSubtract()], quiet=True).program) == 0
 

@@ -67,10 +67,10 @@ def test_a_model_that_loses_share_is_worse_and_the_op_is_named(repository: Path)
     commit(repository, program(window=9))
     shown = review()
     assert shown.exit_code == 1, shown.output
-    assert "worse: share of the ops on the ANE 100.0% -> " in shown.output
+    assert "worse: share of the ops on the Neural Engine 100.0% -> " in shown.output
     assert "| max_pool |" in shown.output
     assert "the outputs differ" in shown.output
-    assert "| op that is not expected on the ANE now |" in shown.output
+    assert "| op that is not expected on the Neural Engine now |" in shown.output
     assert git(repository, "worktree", "list").count("\n") == 0
 
 

@@ -34,7 +34,7 @@ class Difference:
     why: str
     """Pattern in the reason, or in the name of the case."""
     right: str
-    """Which side is right: "ours", "Apple's", "either" where MIL does not say, "neither"."""
+    """Which side is right: "ours", "Apple's", "either" where MIL does not say, "nothing to compare"."""
     source: str
 
     def fits(self, one: Verdict) -> bool:
@@ -52,7 +52,7 @@ ANY = ".*"
 DIFFERENCES = (
     Difference("argmax, argsort and topk of NaN", "reduce_arg.*|argsort|topk", DIFFERS, ANY, "either", MIL),
     Difference(
-        "resizing beside an infinity: Apple's multiplies it by 0",
+        "resizing next to an infinity: Apple's runtime multiplies the infinity by 0, which gives NaN",
         "resize_.*|upsample_.*|resize",
         DIFFERS,
         "nan|inf",
@@ -61,7 +61,7 @@ DIFFERENCES = (
     ),
     Difference("1 / -0 with epsilon 0: the sum -0 + 0 is 0", "inverse", DIFFERS, "inf", "ours", MIL),
     Difference(
-        "weights that are decompressed in fp16 in another order",
+        "weights that are decompressed in fp16, with the operations in another order",
         "constexpr_.*",
         DIFFERS,
         ANY,
@@ -69,43 +69,48 @@ DIFFERENCES = (
         "both are within the rounding of fp16",
     ),
     Difference(
-        "integers that overflow, or a power below 0", "matmul|pow|cumsum|.*div|mod", DIED, ANY, "ours", RUN
+        "integer overflow, or an integer raised to a negative power: Apple's runtime crashes",
+        "matmul|pow|cumsum|.*div|mod",
+        DIED,
+        ANY,
+        "ours",
+        RUN,
     ),
     Difference(
-        "lists that grow: Core AI's tensors do not",
+        "lists that grow: the tensors that replace them in Core AI cannot grow",
         "list_.*",
         REFUSED,
         "out of range",
         "ours",
         "coremltools' test",
     ),
-    Difference("random numbers", "random_.*", NOT_WRITTEN, ANY, "neither", "Core AI has no such op"),
+    Difference("random numbers", "random_.*", NOT_WRITTEN, ANY, "nothing to compare", "Core AI has no such op"),
     Difference(
         "a sparse weight with an offset",
         "constexpr_.*",
         NOT_WRITTEN,
         "offset",
-        "neither",
-        "its zeros would be filled",
+        "nothing to compare",
+        "the offset would turn the zeros of the weight into other numbers",
     ),
     Difference(
-        "a sparse weight that no `constexpr_sparse_to_dense` reads",
+        "a sparse weight that no `constexpr_sparse_to_dense` op reads",
         "constexpr_(lut_to_sparse|sparse.*)",
         NOT_WRITTEN,
         "broadcastable|MIL infers|no tensor",
-        "neither",
+        "nothing to compare",
         "only coremltools' own tests build it",
     ),
     Difference(
-        "slices that are read or written backwards between computed places",
+        "slices with a negative stride and a computed begin or end; writes to slices with a negative stride",
         "slice_.*",
         NOT_WRITTEN,
         "backwards",
-        "neither",
-        "a slice of Core AI has no negative stride that reaches index 0",
+        "nothing to compare",
+        "in Core AI, a slice with a negative stride cannot reach index 0",
     ),
     Difference(
-        "an index outside of the tensor, which the interpreter refuses",
+        "an index outside the tensor: our interpreter raises an error",
         "scatter.*|gather.*",
         NOT_WRITTEN,
         "outside",
@@ -113,20 +118,20 @@ DIFFERENCES = (
         MIL,
     ),
     Difference(
-        "a product of int32 and fp16",
+        "a matrix product of int32 and fp16",
         "matmul",
         NOT_WRITTEN,
         "pre-compilation",
-        "neither",
+        "nothing to compare",
         "Apple's package refuses it",
     ),
     Difference(
-        "a dynamic length that the formula needs",
+        "an op whose formula in Core AI needs the length, if the length is dynamic",
         ANY,
         NOT_WRITTEN,
         "dynamic|is computed|Operation creation failed|lists|symbolic",
-        "neither",
-        "Core AI has dynamic axes, and no such op for them",
+        "nothing to compare",
+        "Core AI supports dynamic axes, but has no op that computes such a formula on them",
     ),
 )
 """Every difference that was seen; the first row that fits a case counts it."""
@@ -203,9 +208,9 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         "We run the same programs on the same inputs in Apple's runtime and in our interpreter, both in fp32.",
         f"Of {sum(every.values()):,} programs, {ran:,} ran on both, and {every[AGREES]:,} of these "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
-        "On Linux, Apple's runtime uses the CPU and its own code. So these results say nothing about a Mac.",
-        "For some ops, we write our own formula into the file. For these, agreement only shows that Apple "
-        "computes the formula like we do:",
+        "Apple's runtime for Linux is a separate one, for the CPU. So these results say nothing about a Mac.",
+        "For some ops, we write our own formula into the file. For these, agreement only shows that Apple's "
+        "runtime evaluates our formula the same way we do:",
         "",
         "```text",
         ", ".join(shared),
@@ -225,10 +230,11 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         "",
         "## What differs",
         "",
-        "We looked into each difference. If MIL does not define what an op does, both sides count as right.",
-        'We saw the rows with 0 programs in a longer run (`OPTIONS="--sample 6 --draws 4"`).',
+        "We looked into each difference. If MIL does not define what an op does, either side may be right. If "
+        "a program could not be written for Core AI, there is nothing to compare.",
+        'The rows with 0 programs come from a longer run (`OPTIONS="--sample 6 --draws 4"`).',
         "",
-        "| what | programs | right | source |",
+        "| what | programs | which side is right | source |",
         "|---|---|---|---|",
     )
     for row in DIFFERENCES:

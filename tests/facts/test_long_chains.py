@@ -148,7 +148,7 @@ def test_a_value_far_behind_a_norm() -> None:
 
     def largest(ops: int) -> float:
         specs = [mb.TensorSpec((2, 16), types.fp16)]
-        return numeric.far_end(
+        return numeric.magnitude_behind_norms(
             end(mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: body(x, ops)))
         )
 

@@ -10,8 +10,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
-from anesurgery.files.package import save
-from anesurgery.files.weights import not_fetched, placeholder_weight
+from anesurgery.files.package import placeholder_weight, save
+from anesurgery.files.source import not_fetched
 from anesurgery.loading import load, load_graph
 from anesurgery.mil import Program, Var, ct, mb, types
 

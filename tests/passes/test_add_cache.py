@@ -299,10 +299,10 @@ MIXED = {
     "mean: it mixes tokens": lambda x: mb.add(
         x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="mean")
     ),
-    "last: it takes some of the tokens only": lambda x: mb.slice_by_index(
+    "last: it takes only some of the tokens": lambda x: mb.slice_by_index(
         x=x, begin=[0, 7, 0], end=[1, 8, 4], name="last"
     ),
-    "part: it writes some of the tokens only": lambda x: mb.slice_update(
+    "part: it writes only some of the tokens": lambda x: mb.slice_update(
         x=np.zeros((1, 9, 4), np.float32), update=x, begin=[0, 1, 0], end=[1, 9, 4], name="part"
     ),
     "merged: it merges the axis of the tokens with others": lambda x: mb.reshape(

@@ -12,7 +12,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.rules.numeric import far_end
+from anesurgery.placement.rules.numeric import magnitude_behind_norms
 from anesurgery.semantics.intervals import magnitude
 
 HALF = np.float16
@@ -74,7 +74,7 @@ def click(frames: int) -> Any:
 @pytest.mark.parametrize("name", BODIES)
 def test_no_click_goes_further_and_some_come_near(name: str) -> None:
     model = program(BODIES[name])
-    most = far_end(result(model))
+    most = magnitude_behind_norms(result(model))
     for x in (click(FRAMES), RNG.standard_normal((1, CHANNELS, FRAMES)).astype(HALF)):
         (value,) = run(model, {"x": x}, precision="fp32").values()
         assert np.abs(value).max() <= most
@@ -95,19 +95,19 @@ def test_a_click_in_a_long_silence_goes_beyond_64_root_mean_squares(form: Callab
     """The wrong version takes 64 for the end of all norms."""
     model = program(form, LONG)
     (value,) = run(model, {"x": click(LONG)}, precision="fp32").values()
-    assert 64 < np.abs(value).max() <= far_end(result(model)) == 4 * math.sqrt(LONG)
+    assert 64 < np.abs(value).max() <= magnitude_behind_norms(result(model)) == 4 * math.sqrt(LONG)
 
 
 @pytest.mark.parametrize("body", [norm, lambda x: norm(x, (2,))])
 def test_a_short_norm_says_what_is_exact(body: Callable[[Any], Any]) -> None:
     """Of up to 4,096 numbers none is further out than 64, whatever comes in."""
-    assert far_end(result(program(body, 256))) == 64.0
+    assert magnitude_behind_norms(result(program(body, 256))) == 64.0
 
 
 def test_what_stands_beside_is_not_multiplied() -> None:
     """A bias adds to the end of a product as it is: the wrong version takes it for a root mean square."""
     shifted = program(lambda x: mb.add(x=norm(x), y=HALF(7)))
-    assert far_end(result(shifted)) == far_end(result(program(norm))) + 7
+    assert magnitude_behind_norms(result(shifted)) == magnitude_behind_norms(result(program(norm))) + 7
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_stands_beside_is_not_multiplied() -> None:
     ],
 )
 def test_nothing_is_said_of_others(body: Callable[[Any], Any]) -> None:
-    assert math.isinf(far_end(result(program(body))))
+    assert math.isinf(magnitude_behind_norms(result(program(body))))
 
 
 def test_a_mean_of_squares_that_is_made_small_divides_by_less() -> None:
@@ -132,7 +132,7 @@ def test_a_mean_of_squares_that_is_made_small_divides_by_less() -> None:
         mean = mb.mul(x=mb.reduce_mean(x=mb.square(x=x), axes=[1, 2], keep_dims=True), y=HALF(1e-3))
         return mb.real_div(x=x, y=mb.sqrt(x=mean), name="y")
 
-    assert math.isinf(far_end(result(program(body))))
+    assert math.isinf(magnitude_behind_norms(result(program(body))))
 
 
 @pytest.mark.parametrize(("gain", "speaks"), [(0.2, 1), (30.0, 2)])
@@ -144,11 +144,14 @@ def test_a_norm_behind_a_norm_speaks_where_weights_are_large(gain: float, speaks
 
 
 def test_powers_and_clips_of_norms_have_an_end_too() -> None:
-    end = far_end(result(program(norm)))
-    assert math.isclose(far_end(result(program(lambda x: mb.square(x=norm(x))))), end**2)
-    assert far_end(result(program(lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000))))) == 900
+    end = magnitude_behind_norms(result(program(norm)))
+    assert math.isclose(magnitude_behind_norms(result(program(lambda x: mb.square(x=norm(x))))), end**2)
+    assert (
+        magnitude_behind_norms(result(program(lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000)))))
+        == 900
+    )
 
 
 def test_what_is_bounded_has_that_end() -> None:
     model = program(lambda x: mb.tanh(x=norm(x)))
-    assert magnitude(result(model)) == far_end(result(model)) == 1.0
+    assert magnitude(result(model)) == magnitude_behind_norms(result(model)) == 1.0

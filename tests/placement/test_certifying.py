@@ -183,7 +183,7 @@ def wide() -> Program:
         (pooled(), None, "at risk", "apply restore_meaning", ""),
         (joined(), "iPhone 13/iOS 16", "at risk", "fault-depthwise-concat: wrong on A15", ""),
         (joined(), "M4/macOS 15", "holds", "", "fault-depthwise-concat-elsewhere: reported wrong on A15"),
-        (volume(), "M2/macOS 15", "holds", "", "apply replace_faulty_ops or multiply and add"),
+        (volume(), "M2/macOS 15", "holds", "", "apply replace_faulty_ops or replace it with a multiplication"),
         (wide(), "iPhone 15 Pro/iOS 18", "at risk", "", "apply interface_fp16"),
         (wide(), "M2/macOS 15", "holds", "", ""),
     ],

@@ -19,10 +19,10 @@ from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
 from anesurgery.placement.score import GAINS, WORTH
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.choosing import Search
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.search import Search
 from anesurgery.rewriting.step_trials import Trial
 from anesurgery.surgery import Recipe
 
@@ -93,7 +93,7 @@ def test_a_step_for_right_numbers_says_what_it_costs(monkeypatch: pytest.MonkeyP
     assert "the relative cost of the whole" in slower(program, chosen, "M4/macOS 15")
 
     def with_other_words(search: Search, steps: Sequence[Pass]) -> Trial:
-        search.warnings.append("crew was asked for, and is kept although the expected time would rise")
+        search.results.warnings.append("crew was asked for, and is kept although the expected time would rise")
         return search.run_all(steps)
 
     monkeypatch.setattr(Search, "best", with_other_words)

@@ -68,7 +68,7 @@ def test_bad_input_is_an_error_in_words() -> None:
         recipes.llm_ane(program, context=25, quiet=True)
     recipe = recipes.llm_ane.with_options(prefill=4, context=16, position_function=False)
     made = ane.apply(program, recipe, quiet=True).program
-    with pytest.raises(InterpretError, match="17 tokens and 1 steps do not fit into the context of 16"):
+    with pytest.raises(InterpretError, match="17 tokens and 1 step do not fit into the context of 16"):
         ane.generate(made, [1] * 17, 1)
     decode = Predictor(made, function="decode")
     step = {"ids": np.array([[3]], np.int32), "position": [5]}

@@ -23,7 +23,7 @@ from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
-from anesurgery.rewriting import choosing
+from anesurgery.rewriting import search
 from anesurgery.rewriting.checks import WRONG, Exact, Outputs, exact
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass
@@ -128,7 +128,7 @@ class Sought(ApplyRemedies):
 def test_what_a_search_found_goes_too(monkeypatch: pytest.MonkeyPatch, on_ane: bool, reason: str) -> None:
     """A gain that was measured on the ANE does not count where all ops run on the CPU."""
     monkeypatch.setattr(Rounding, "known_gain", lambda self, graph, target: "measured")
-    monkeypatch.setattr(choosing, "_may_run_on_ane", lambda score: on_ane)
+    monkeypatch.setattr(search, "_may_run_on_ane", lambda score: on_ane)
     surgery = ane.apply(lengths(), Recipe("sought", (Sought(),)), target="M1/macOS 14", prove=None, quiet=True)
     assert not surgery.changes
     said = [refusal.reason for name, refusal in surgery.refusals if name == "rounding"]

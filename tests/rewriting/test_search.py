@@ -17,13 +17,13 @@ from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.score import GAINS, Expected
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
-from anesurgery.rewriting import choosing
+from anesurgery.rewriting import search as searching
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.choosing import Search, Searching
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.search import Search, Searching
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Trial, Trials
 
@@ -119,29 +119,29 @@ def test_a_pair_is_found_whose_first_step_does_harm() -> None:
         found, end = search(built(sums), *steps)
         assert [step.name for step in end.steps] == ["cumsum_to_modes", "mod_to_exp"]
         assert end.score.share["ops"] == 1
-        ((steps_kept, said),) = found.gains.items()
+        ((steps_kept, said),) = found.results.gains.items()
         assert [step.name for step in steps_kept] == ["cumsum_to_modes", "mod_to_exp"]
         assert said.startswith("expected time ")
-        assert not found.rejected
+        assert not found.results.rejected
 
 
 def test_the_first_step_alone_is_not_kept() -> None:
     found, end = search(built(sums), CumsumToModes())
     assert not end.steps
-    (_, refusal), *_ = found.rejected.values()
+    (_, refusal), *_ = found.results.rejected.values()
     assert "the expected time would rise" in refusal.reason
 
 
 def test_more_ops_on_the_ane_are_no_gain() -> None:
     found, end = search(built(sums), Crowd())
     assert not end.steps
-    assert "tried and undone" in str(found.rejected["crowd"][1])
+    assert "tried and undone" in str(found.results.rejected["crowd"][1])
 
 
 def test_a_step_that_fails_does_not_stop_the_others() -> None:
     found, end = search(built(sums), Fails(), CumsumToModes(), ModToExp())
     assert len(end.steps) == 2
-    assert "out of luck" in found.rejected["fails"][1].reason
+    assert "out of luck" in found.results.rejected["fails"][1].reason
 
 
 @pytest.mark.parametrize("trials", [0, 1])
@@ -172,7 +172,7 @@ def test_what_stands_second_against_an_op_is_tried_where_the_first_has_no_remedy
         return sought(built(sums), remedies)[1]
 
     assert not end().steps
-    monkeypatch.setattr(choosing, "Legality", Both)
+    monkeypatch.setattr(searching, "Legality", Both)
     assert [step.name for step in end().steps] == ["cumsum_to_modes", "mod_to_exp"]
 
 
@@ -211,7 +211,7 @@ class KnownLoss(Rewrite):
 def test_what_was_measured_counts_more_than_the_estimate() -> None:
     found, end = search(built(sums), Known())
     assert [step.name for step in end.steps][:1] == ["known"]
-    assert next(iter(found.gains.values())) == "twice as fast (measured)"
+    assert next(iter(found.results.gains.values())) == "twice as fast (measured)"
     _, end = search(built(sums), KnownLoss())
     assert not end.steps
 
@@ -249,10 +249,10 @@ class CumsumToExp(Rewrite):
 
 def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the step that changes the result is tried first, and then nothing is left to gain."""
-    monkeypatch.setattr(choosing, "CLEARLY", 0.95)
+    monkeypatch.setattr(searching, "CLEARLY", 0.95)
     found, end = search(built(sums), ChangedExp(), CumsumToExp())
     assert [step.name for step in end.steps] == ["cumsum_to_exp"]
-    (_, refusal) = found.rejected["cumsum_to_changed_exp"]
+    (_, refusal) = found.results.rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith("tried and undone: as much is gained without it")
     assert [step.name for step in search(built(sums), ChangedExp())[1].steps] == ["cumsum_to_changed_exp"]
 
@@ -261,7 +261,7 @@ def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
     """The wrong version: any gain in time, as of a decoder that gave one position of all for nothing."""
     found, end = search(built(sums), ChangedExp())
     assert not end.steps
-    (_, refusal) = found.rejected["cumsum_to_changed_exp"]
+    (_, refusal) = found.results.rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith(
         "tried and undone: the results would change, and the expected time 9.72 ms -> 7.11 ms"
     )
@@ -301,10 +301,10 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
 
     found, end = search(built(twice), SumsToThree(), AllRelu())
     assert [step.name for step in end.steps] == ["all_relu"]
-    (_, refusal) = found.rejected["sums_to_three"]
+    (_, refusal) = found.results.rejected["sums_to_three"]
     words = "kept first, and undone: the other steps do as well without it (expected time"
     assert refusal.reason.startswith(words)
-    assert [step.name for steps in found.gains for step in steps] == ["all_relu"]
+    assert [step.name for steps in found.results.gains for step in steps] == ["all_relu"]
 
 
 @dataclass(frozen=True)
@@ -356,25 +356,27 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
     monkeypatch: pytest.MonkeyPatch, least: float, kept: bool
 ) -> None:
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
-    monkeypatch.setattr(choosing, "CLEARLY", least)
-    monkeypatch.setattr(choosing, "too_far", lambda *_: "")
+    monkeypatch.setattr(searching, "CLEARLY", least)
+    monkeypatch.setattr(searching, "too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert bool(end.steps) == kept
-    said = found.rejected["rounds"][1].reason if "rounds" in found.rejected else "kept"
+    said = found.results.rejected["rounds"][1].reason if "rounds" in found.results.rejected else "kept"
     assert ("values would be rounded" in said) != kept
 
 
 def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
-    monkeypatch.setattr(choosing, "CLEARLY", 1.0)
+    monkeypatch.setattr(searching, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(choosing, "too_far", lambda *_: "")
+    monkeypatch.setattr(searching, "too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert not end.steps
-    assert found.rejected["rounds"][1].reason.endswith("no more would run on the ANE, and no run time is known")
+    assert found.results.rejected["rounds"][1].reason.endswith(
+        "no more would run on the ANE, and no run time is known"
+    )
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "more")
     assert search(built(sums), Rounds())[1].steps

@@ -21,7 +21,7 @@ import pytest
 from browser import wait_until
 from typer.testing import CliRunner
 
-from anesurgery.commands import serving_models
+from anesurgery.commands import trying
 from anesurgery.commands.app import app
 from anesurgery.errors import SurgeryError
 
@@ -77,7 +77,7 @@ def test_the_space_is_open_to_all_under_its_own_name(called: SimpleNamespace) ->
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_models, "find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr(trying, "find_spec", lambda name: None if name == "uvicorn" else name)
     with pytest.raises(SurgeryError, match=r"serve needs uvicorn: pip install 'anesurgery\[serve\]'"):
         serve()
 

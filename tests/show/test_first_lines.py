@@ -103,14 +103,16 @@ def test_two_inspections_begin_with_what_moved() -> None:
 def test_a_page_and_a_cell_have_no_number_of_ours_first() -> None:
     for made in (drawn(PLACED, "page"), PLACED._repr_html_()):
         assert not re.search(r"status \d", made[: made.index("runs on the")])
-    assert "in part on the ANE" in drawn(PLACED, "page")
+    assert "in part on the Neural Engine" in drawn(PLACED, "page")
+    assert re.search(r"<p class=.verdict.>\w", drawn(PLACED, "page")), "the sentence comes first"
+    assert not re.search(r">[^<]*\bANE\b", drawn(PLACED, "page").partition("<script")[0])
 
 
 def test_markdown_begins_with_the_model_and_what_got_worse() -> None:
     worse = inspection([row(0, "conv", "cpu"), row(1, "conv", "cpu")])
     lines = review_markdown([Review("net.mlpackage", PLACED, worse)]).splitlines()
     assert lines[0] == "### net.mlpackage on M1/macOS 14"
-    assert lines[2].startswith("**worse: share of the ops on the ANE 50.0% -> 0.0%")
+    assert lines[2].startswith("**worse: share of the ops on the Neural Engine 50.0% -> 0.0%")
     assert not OURS.search(" ".join(lines[:3]))
 
 

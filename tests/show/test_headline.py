@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,12 @@ def test_without_a_target_nothing_is_said_of_the_engine() -> None:
     said = headline(ane.apply(program(), ["negate_subtract"], quiet=True))
     assert "Neural Engine" not in said
     assert said == "Every edit gives the same bits"
+
+
+def test_what_was_not_compared_says_why() -> None:
+    surgery = ane.apply(program(), ["negate_subtract"], quiet=True)
+    surgery.changes.append(replace(surgery.changes[0], proof=None, unchecked="operands are rounded, and more"))
+    assert headline(surgery).startswith("2 edits: 1 proved equal, 1 not compared (operands are rounded)")
 
 
 def test_nothing_to_change_is_said_first() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from anesurgery.show.console import as_html, as_text, bars
+from collections import Counter
+
+import pytest
+
+from anesurgery.show.console import WIDTH, as_html, as_text, bars
 from anesurgery.show.report import Line, Listing, Report, Table, first_rows
 
 
@@ -28,6 +32,43 @@ def test_a_list_has_sentences_below_its_rows_and_says_how_many_are_left() -> Non
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[:3] == ["op    n", "conv  3", "why it is so"]
     assert lines[-1] == "and 11 more; the page has all"
+
+
+NAMES = [f"encoder_layers_{k}_attention_self_query_dense_output_cast_fp16" for k in range(2)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Table(("weight", *"abcde"), [(name, *["a number of words"] * 5) for name in NAMES]),
+        Listing(("op", "first op"), [((name, name), ("a sentence",)) for name in NAMES]),
+    ],
+    ids=["table", "list"],
+)
+def test_a_long_name_goes_on_below_and_is_not_cut(part: Table | Listing) -> None:
+    """The wrong version cuts names, so that two of them look the same."""
+    shown = as_text(part)
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert "…" not in shown
+    letters = Counter("".join(NAMES))
+    assert not letters - Counter(shown)
+    assert all(name in as_html(part) for name in NAMES)
+
+
+def test_columns_in_which_nothing_is_said_are_left_out() -> None:
+    table = Table(("name", "none", "few", "empty"), [("a", "-", "-", ""), ("b", "-", 0, Line(""))])
+    assert as_text(table).split()[:3] == ["name", "few", "─" * 12]
+    assert "none" not in as_html(table)
+
+
+def test_a_notebook_has_tables_and_escapes_names() -> None:
+    shown = as_html(
+        Report("A <title>", [Table(("op",), [("<b>",), (Line("two\nlines", "red"),)]), Table(("x",), [])])
+    )
+    assert "<th" in shown
+    assert "&lt;b&gt;" in shown
+    assert "A &lt;title&gt;" in shown
+    assert shown.count("<table") == 1
 
 
 def test_a_title_looks_as_it_is_said_to() -> None:

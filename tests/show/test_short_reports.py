@@ -17,8 +17,8 @@ from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _made as made
 from anesurgery.placement.durations import Time
-from anesurgery.show.costs import MOST, SCREEN, costs, cut, on_a_screen
-from anesurgery.show.report import Report
+from anesurgery.show.costs import MOST, SCREEN, costs, cut, fitted, on_a_screen
+from anesurgery.show.report import Report, Table
 
 WIDTH, LINES = 80, 14
 TARGET = "iPhone 13"
@@ -195,6 +195,21 @@ def test_a_report_has_as_many_things_as_fit() -> None:
     assert len(crowded.splitlines()) <= SCREEN
     assert "1) " in crowded
     assert "2) " not in crowded
+
+
+def test_any_report_is_cut_to_a_screen() -> None:
+    """The wrong version: a table of all weights, and none of the lines below it."""
+    rows = [(f"weight_{k}", "a" * 30) for k in range(40)]
+    lines = [f"line {k}: {'word ' * 40}" for k in range(30)]
+    long = Report("a sentence", [Table(("weight", "form"), rows, styles=["dim"] * 40), Report("more", lines)])
+    from anesurgery.show.console import as_text
+
+    shown = as_text(fitted(long, SCREEN)).splitlines()
+    assert [" ".join(line.split()[:2]) for line in shown[:2]] == ["a sentence", "weight form"]
+    assert "... and 36 more" in shown
+    assert shown[-1].startswith("line 2: word")
+    assert len(shown) == SCREEN
+    assert max(map(len, shown)) <= WIDTH
 
 
 def test_what_was_tried_is_not_named_again() -> None:

@@ -71,7 +71,7 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     )
     assert lines[2] == "model on M1/macOS 14"
     assert lines[4] == "█ Neural Engine 16   ▃ CPU 3   ░ not known 1"
-    assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of the work"
+    assert lines[5] == "on the Neural Engine: 80.0% to 85.0% of ops, 80.0% to 85.0% of the work"
     assert lines[6] == "4 segments, 3 switches | weights 124 MB of 1 GB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"
@@ -252,7 +252,7 @@ def test_a_difference_tells_numbers_and_findings() -> None:
     said = as_text(terminal.difference_report(before, after))
     numbers = {line.split("  ")[0].strip(): line.split()[-3:] for line in said.splitlines() if "  " in line}
     assert numbers["segments"] == ["4", "1", "better"]
-    assert re.search(r"ops on the ANE +80.0% to 85.0% +100.0% +better", said)
+    assert re.search(r"ops on the Neural Engine +80.0% to 85.0% +100.0% +better", said)
     assert "- 1 gone: dtype-int32: casts to int32" in said
     assert "+ 1 new: new-rule: casts to int32" in said
     same = as_text(terminal.difference_report(before, before))

@@ -118,9 +118,10 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    network = "the time per prediction of the image network of the [tutorial](tutorial.md)"
-    what = f"{network} on an {device} drops {_times(surgery.time)}"
-    return f"By our estimate, {what}. On our test inputs, the outputs are identical."
+    what = (
+        f"the time per prediction of the [tutorial](tutorial.md)'s image network drops {_times(surgery.time)}"
+    )
+    return f"On an {device}, we estimate that {what}. On our test inputs, the outputs are identical."
 
 
 @cache
@@ -186,7 +187,8 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    unsure = f"we cannot tell how many of its ops the Neural Engine of an {device} runs ({before:.0%} to 100%)"
+    share = f"{before:.0%} to 100% of its ops: we cannot tell how many"
+    unsure = f"the Neural Engine of an {device} runs {share}"
     return (
         f"If the input length of a small audio network may vary, {unsure}. "
         f"With two fixed lengths, we expect {after:.0%}."

@@ -230,7 +230,7 @@ def length(x: Var) -> Var:
 
 
 def mean_by_sum(x: Var) -> Var:
-    """The sum overflows before it is made small."""
+    """The sum overflows before it is scaled down."""
     return mb.mul(x=mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True), y=HALF(1 / 16384), name="y")
 
 
@@ -255,7 +255,7 @@ def log_cosh(x: Var) -> Var:
 
 
 def late_scale(x: Var) -> Var:
-    """The product overflows before it is made small."""
+    """The product overflows before it is scaled down."""
     scores = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=HALF(1 / 64))
     return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
 
@@ -327,7 +327,7 @@ def angles(length: int) -> Build:
 
 
 def counted_angle(x: Var) -> Var:
-    """Above 2048 a count in fp16 skips integers, and the angles are those of other places."""
+    """Above 2048, a count in fp16 skips integers, so the angles belong to other positions."""
     ones = mb.fill_like(ref_tensor=x, value=HALF(1))
     return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
 
@@ -371,7 +371,7 @@ def in_quadrants(a: Var, b: Var) -> Var:
 
 
 def quadrants(x: Var) -> Var:
-    """0 / 0 is NaN; torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative."""
+    """0 / 0 is NaN; if y is 0 and x negative, the converted atan2 of torch gives 0 instead of pi."""
     return in_quadrants(*mb.split(x=x, num_splits=2, axis=1))
 
 
@@ -398,7 +398,7 @@ def variance_of_windows(x: Var) -> Var:
 
 
 def small_divisor(x: Var) -> Var:
-    """Divided by 1e-5 a number above 0.65 overflows, though it is made small afterwards."""
+    """A number above 0.65, divided by 1e-5, overflows, though it is scaled down afterwards."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.mul(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=b), y=HALF(1e-5))), y=b, name="y")
 
@@ -440,7 +440,7 @@ def exponential(x: Var) -> Var:
 
 
 def likelihood(x: Var) -> Var:
-    """A precision overflows above 11.09, though distances are small where it is large."""
+    """The inverse variance overflows above 11.09, though the distances are small where it is large."""
     return mb.mul(x=mb.exp(x=mb.mul(x=x, y=HALF(-1))), y=mb.square(x=mb.add(x=x, y=HALF(13))), name="y")
 
 
@@ -483,7 +483,7 @@ def many_keys(x: Var) -> Var:
 
 
 def large_mean(x: Var) -> Var:
-    """A narrow running sum loses what is small beside it."""
+    """A running sum with few bits loses numbers that are small compared with the sum."""
     return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")
 
 
@@ -580,7 +580,7 @@ def of_little(build: Build) -> Build:
 
 
 def log_of_rest(x: Var) -> Var:
-    """Next to 1 a share is rounded to it, and the logarithm of 0 is infinite."""
+    """A share near 1 is rounded to 1, and the logarithm of 0 is infinite."""
     share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
     return mb.log(x=mb.sub(x=HALF(1), y=share), epsilon=NONE, name="y")
 
@@ -615,7 +615,7 @@ def angle_of_half(x: Var) -> Var:
 
 
 def sum_of_levels(x: Var) -> Var:
-    """10 to the power of 4.82 and more overflows, though the logarithm is small."""
+    """10 to a power of 4.82 or more overflows, though the logarithm is small."""
     power = mb.pow(x=HALF(10), y=mb.mul(x=x, y=HALF(0.1)))
     return mb.log(x=rows(mb.reduce_sum, power), epsilon=NONE, name="y")
 
@@ -667,7 +667,7 @@ def map_row(start: int) -> Build:
 
 
 def window_sum(x: Var) -> Var:
-    """Two places of a large sum have most digits in common."""
+    """Two values of a large running sum have most digits in common."""
     total = mb.cumsum(x=x, axis=1)
     size = x.shape[1]
     ahead = mb.slice_by_index(x=total, begin=[0, 16], end=[1, size])
@@ -721,7 +721,7 @@ def near_rows() -> Array:
 
 
 def unprojection(x: Var) -> Var:
-    """A place times a depth overflows before it is divided by the focal length."""
+    """A coordinate times a depth overflows before it is divided by the focal length."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.mul(x=mb.mul(x=a, y=b), y=HALF(1e-3), name="y")
 
@@ -732,7 +732,7 @@ def versed_sine(x: Var) -> Var:
 
 
 def spread(x: Var) -> Var:
-    """Weighted squares overflow, and are nearly equal."""
+    """Weighted squares overflow, and their difference cancels."""
     shares, places = mb.softmax(x=x, axis=-1), np.arange(x.shape[1], dtype=HALF)
     place, square = rows(mb.reduce_sum, mb.mul(x=shares, y=places)), mb.mul(x=shares, y=places)
     return mb.sub(x=rows(mb.reduce_sum, mb.mul(x=square, y=places)), y=mb.mul(x=place, y=place), name="y")
@@ -857,7 +857,8 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 4, 128, 128, shift=10),
         "num-reduce",
         repair="sum_to_mean",
-        measured="a reduction has the range of fp16 and a narrow running sum (M1, M5: sbryngelson/ane-guide)",
+        measured="a reduction has the range of fp16, and its running sum has few bits "
+        "(M1, M5: sbryngelson/ane-guide)",
     ),
     row("mean by a mask", masked_mean, random(1, 512, 8, scale=300, shift=300), "num-quotient"),
     row(
@@ -914,11 +915,11 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=attention(-1e4),
         repair="causal_mask_tensor",
         arithmetic="",
-        because="below -32768 a fill becomes -inf where the sum is fused with the product",
+        because="below -32768, a mask value becomes -inf if the sum is fused with the matrix product",
         measured="finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
     ),
     row(
-        "rows that are masked whole",
+        "rows in which everything is masked",
         attention(-np.inf, -1),
         random(1, 8, 16),
         "num-mask-rows",
@@ -929,7 +930,7 @@ HAZARDS: tuple[Hazard, ...] = (
         measured="NaN becomes a large number (M5: FluidAudio issue 679)",
     ),
     row(
-        "rows that a mask of fp32 leaves nothing",
+        "rows in which an fp32 mask masks everything",
         wide_mask(0),
         random(8, 8),
         "num-mask-rows",
@@ -955,7 +956,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=fused_under_table(False),
         repair="decompose_attention",
         arithmetic="",
-        because="a mask that no op of the engine's own makes is ignored",
+        because="the engine ignores a mask unless one of its own ops computes it",
         measured="a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
         target="M1/macOS 27",
     ),
@@ -977,7 +978,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=quantized_product(True),
         repair="clip_product",
         arithmetic="ane:M5",
-        because="the code of the factor is dequantized by the scale of the output",
+        because="the engine dequantizes the factor by the scale of the output",
         measured=f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
     ),
     row(
@@ -1030,7 +1031,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=root_guard(1e-4),
         repair="hold_guards",
         arithmetic="",
-        because="1e-12 is 0 in fp16, and 0 times infinity NaN; 6e-8 takes its place",
+        because="1e-12 is 0 in fp16, and 0 times infinity is NaN; the repair uses 6e-8 instead",
     ),
     row("third power", cube, random(2, 64, scale=60), "num-square", twin=gelu_written),
     row(
@@ -1050,7 +1051,8 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 4),
         "num-angle",
         twin=angles(32),
-        because="fp16 holds an angle of 2048 to one or two; `rotary_tables` makes tables, of positions",
+        because="near 2048, fp16 has only every integer, or every second one; `rotary_tables` stores the "
+        "sines of positions in a table",
     ),
     row(
         "cosines of a running count",
@@ -1067,7 +1069,7 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-points",
         twin=warped,
         repair="widen_to_fp32",
-        because="near 1 fp16 has steps of 1/2048: points lie up to 1/8 pixel off in an image of 1024",
+        because="near 1, fp16 has steps of 1/2048: in an image of 1024 pixels, points are up to 1/8 pixel off",
         measured="grid_sample 131 times off in fp16, right in fp32 (a Mac, not named: coremltools issue 2068)",
         twin_shape=(1, 1, 4, 64),
     ),
@@ -1109,7 +1111,7 @@ HAZARDS: tuple[Hazard, ...] = (
     ),
     row("quotient of powers", square_over_more, random(2, 64, scale=60), "num-between"),
     row(
-        "quotient by small numbers",
+        "division by small numbers",
         small_divisor,
         np.concatenate([random(2, 1, 64), random(2, 1, 64, scale=1e-5)], 1),
         "num-between",
@@ -1127,7 +1129,12 @@ HAZARDS: tuple[Hazard, ...] = (
     ),
     row("generalized mean", generalized_mean, np.abs(random(2, 64, scale=50)), "num-between"),
     row("expanded distances", distances, random(16, 16, shift=30), "num-cancel"),
-    row("shares by hand times values", shares_by_hand, random(512, 16, scale=30, shift=200), "num-between"),
+    row(
+        "attention weights computed step by step, times values",
+        shares_by_hand,
+        random(512, 16, scale=30, shift=200),
+        "num-between",
+    ),
     row(
         "exp(x) - 1 near 0",
         lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y"),
@@ -1198,7 +1205,7 @@ HAZARDS: tuple[Hazard, ...] = (
         because="above 2048 fp16 skips integers before they are subtracted",
     ),
     row(
-        "row of a place in a large map",
+        "row of an index in a large map",
         map_row(6001),
         np.ones((1, 64), HALF),
         "num-cancel",
@@ -1218,7 +1225,7 @@ HAZARDS: tuple[Hazard, ...] = (
         random(16, 3, scale=10, shift=100),
         "num-between",
         twin=of_bounded(camera(1)),
-        because="a focal length in pixels times a place overflows before it is divided by the depth",
+        because="a focal length in pixels times a coordinate overflows before it is divided by the depth",
     ),
     row("product of two, made small", unprojection, random(2, 64, scale=100, shift=700), "num-between"),
     row(

@@ -27,7 +27,8 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     columns = head.count("|") + 1
     lines = [f"| {head} |", "|" + "---|" * columns]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    cells = ((cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in cells)])
 
 
 def _repair(rule: Rule) -> str:
@@ -64,9 +65,10 @@ def loads() -> str:
 
 
 def differences() -> str:
-    """Where Core ML is not PyTorch."""
+    """Where Core ML differs from PyTorch."""
     rows = (
-        (d.name, d.core_ml, d.torch, d.source if d.decided else f"{d.source}: not decided") for d in DIFFERENCES
+        (d.name, d.core_ml, d.torch, d.source if d.decided else f"{d.source}, so still open")
+        for d in DIFFERENCES
     )
     return table("op | Core ML | PyTorch | source", rows)
 
@@ -88,7 +90,7 @@ def _row_of_a_pass(name: str) -> tuple[str, ...]:
         text.partition("\n\n")[0],
         *(found[0] if (found := kind.findall(text)) else "" for kind in (WHY, GRADE)),
     )
-    return (f"`{name}`", *(" ".join(part.split()).replace("|", "\\|") for part in parts))
+    return (f"`{name}`", *(" ".join(part.split()) for part in parts))
 
 
 FIELD = re.compile(r"^ {8}(\w+): (.+?)(?=^ {8}\w+: |^ {4}\S|\Z)", re.MULTILINE | re.DOTALL)

@@ -34,13 +34,13 @@ from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb
 from anesurgery.mil import operands as mil_operands
 from anesurgery.passes.integers_as_floats import _Floats
 from anesurgery.regions import padding, views
-from anesurgery.regions.small_builds import rebuild
+from anesurgery.regions.small_builds import tail_on_row
 from anesurgery.semantics import degrees, rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
 from anesurgery.semantics.bounds import widened_by_rounding
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, PlacedOperands, places_of, slices_read
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""
@@ -210,7 +210,7 @@ def mixes_axes(sample: Sample) -> str:
     return _orders(sample, axes, values, rng)
 
 
-def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator) -> str:
+def _orders(sample: Sample, axes: PlacedOperands, values: Values, rng: np.random.Generator) -> str:
     """An axis that is said to be contracted by one operand alone, but whose order matters."""
     contracted = [(o.var, a) for o in axes for a, place in enumerate(o.places) if place == CONTRACTED]
     for var, axis in contracted if len({v for v, _ in contracted}) == 1 else ():
@@ -248,7 +248,7 @@ def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) ->
 
 
 def rebuilds_another_row(sample: Sample) -> str:
-    """A row that is rebuilt by `rowwise.rebuild` from one position is not that row of the whole."""
+    """A row that is rebuilt by `tail_on_row` from one position is not that row of the whole."""
     (out, *more), rng = sample.op.outputs, _draws(sample)
     values = plain_numbers(sample, rng)
     for axis in range(out.rank):
@@ -259,7 +259,7 @@ def rebuilds_another_row(sample: Sample) -> str:
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rebuild(cast(Maker, mb), row_tails.Tail(source, at, ((sample.op, axis),)), place)
+            row = tail_on_row(cast(Maker, mb), row_tails.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}

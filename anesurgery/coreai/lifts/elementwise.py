@@ -9,7 +9,7 @@ import numpy as np
 from anesurgery.coreai.dtypes import name_of
 from anesurgery.coreai.lifts.table import (
     TABLE,
-    Site,
+    LiftedOp,
     Unliftable,
     Value,
     cast,
@@ -28,20 +28,20 @@ ONE_TO_ONE = {k: k for k in UNARY} | BINARY | {"sub": "sub", "logical_not": "not
 GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 
-def _same(op_type: str, o: Site) -> Value:
+def _same(op_type: str, o: LiftedOp) -> Value:
     """Build an op of one or two operands that means the same in MIL."""
     return getattr(mb, op_type)(**{name: o[i] for i, name in enumerate("xy"[: len(o)])})
 
 
-def _without_epsilon(op_type: str, o: Site) -> Value:
+def _without_epsilon(op_type: str, o: LiftedOp) -> Value:
     return getattr(mb, op_type)(x=o[0], epsilon=like(o[0], 0.0))
 
 
-def _reduced(op_type: str, o: Site) -> Value:
+def _reduced(op_type: str, o: LiftedOp) -> Value:
     return getattr(mb, op_type)(x=o[0], axes=o.axes(1), keep_dims=True) if o.ints(1) else o[0]
 
 
-def _logical(op_type: str, o: Site) -> Value:
+def _logical(op_type: str, o: LiftedOp) -> Value:
     if {dtype_of(o[0]).kind, dtype_of(o[1]).kind} != {"b"}:
         raise Unliftable("MIL has no bitwise operations of integers")
     return getattr(mb, op_type)(x=o[0], y=o[1])
@@ -61,7 +61,7 @@ TABLE |= {
 
 
 @lift("equal", "not_equal")
-def equal(o: Site) -> Value:
+def equal(o: LiftedOp) -> Value:
     """Build a comparison; of booleans by logic, as MIL compares numbers only."""
     kind = o.op["kind"].removeprefix("broadcasting_")
     if dtype_of(o[0]).kind != "b":
@@ -71,7 +71,7 @@ def equal(o: Site) -> Value:
 
 
 @lift("asinh", "acosh")
-def inverse_hyperbolic(o: Site) -> Value:
+def inverse_hyperbolic(o: LiftedOp) -> Value:
     """Build asinh or acosh: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
     odd, x = o.op["kind"] == "asinh", o[0]
     size = mb.abs(x=x) if odd else x
@@ -81,7 +81,7 @@ def inverse_hyperbolic(o: Site) -> Value:
 
 
 @lift("add")
-def add(o: Site) -> Value:
+def add(o: LiftedOp) -> Value:
     """Build a sum; a row added to a convolution or linear layer without a bias becomes its bias."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
         op, row = producer(x, "linear", "conv") if isinstance(x, Var) else None, numbers_of(y)
@@ -94,7 +94,7 @@ def add(o: Site) -> Value:
 
 
 @lift("divide")
-def divide(o: Site) -> Value:
+def divide(o: LiftedOp) -> Value:
     """Build a quotient; integers truncate toward 0, and a sum over windows divided by their size is a mean."""
     x, y = o[0], o[1]
     if dtype_of(x).kind != "f":
@@ -105,7 +105,7 @@ def divide(o: Site) -> Value:
 
 
 @lift("mul")
-def mul(o: Site) -> Value:
+def mul(o: LiftedOp) -> Value:
     """Build a product; a sum over windows times 1/size is their mean."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
         if (mean := _mean_of_windows(x, y, -1.0)) is not None:
@@ -128,7 +128,7 @@ NARROW = names("int8 uint8 int16 uint16")
 
 
 @lift("cast")
-def cast_(o: Site) -> Value:
+def cast_(o: LiftedOp) -> Value:
     """Build a cast; all integers are int32 in MIL, and a cast to a narrow one wraps around here too."""
     name, given = (name_of(t["dtype"]) for t in (o.result, o.scope.types[o.op["operands"][0]]))
     if name not in NARROW or given in (name, "bool") or not isinstance(o[0], Var):
@@ -137,14 +137,14 @@ def cast_(o: Site) -> Value:
 
 
 @lift("all", "any")
-def quantified(o: Site) -> Value:
+def quantified(o: LiftedOp) -> Value:
     """Build all or any: the least or largest of 0 and 1."""
     reduce = mb.reduce_min if o.op["kind"] == "all" else mb.reduce_max
     return cast(reduce(x=cast(o[0], "int32"), axes=o.axes(1), keep_dims=True), "bool")
 
 
 @lift("scan")
-def scan(o: Site) -> Value:
+def scan(o: LiftedOp) -> Value:
     """Build a running sum."""
     if o.attribute("scan_op") not in (0, "sum"):
         raise Unliftable("of running totals MIL has only sums")

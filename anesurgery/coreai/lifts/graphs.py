@@ -1,8 +1,8 @@
-"""Lift branches, loops, states and calls of other graphs.
+"""Lift branches, loops, states, calls of other graphs, and images at the interface.
 
 A composite is a private graph that states by its name which op it is. Where MIL has such an op, `COMPOSITES`
 builds it from the operands; otherwise, or where MIL's op is narrower, the ops inside the graph are lifted one
-by one.
+by one. Images are such composites: Core AI has bytes of pixels, MIL arrays [1, channels, height, width].
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lifts.table import (
+    IMAGE,
     TABLE,
     TOKEN,
-    Site,
+    Described,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -27,9 +29,10 @@ from anesurgery.coreai.lifts.table import (
     numbers_of,
     pad_arguments,
     sizes_of,
+    static_sizes,
 )
-from anesurgery.coreai.table import OWN, enters
-from anesurgery.mil import Array, Var, mb
+from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
+from anesurgery.mil import Array, Var, mb, producer
 
 Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
 COMPOSITES: dict[str, Composite] = {}
@@ -130,7 +133,7 @@ COMPOSITES |= {
 
 
 @lift("if")
-def if_(o: Site) -> Sequence[Value]:
+def if_(o: LiftedOp) -> Sequence[Value]:
     """Build one of two blocks."""
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
@@ -138,7 +141,7 @@ def if_(o: Site) -> Sequence[Value]:
 
 
 @lift("while")
-def while_(o: Site) -> Sequence[Value]:
+def while_(o: LiftedOp) -> Sequence[Value]:
     """Build a loop; the condition's block may hand on only the loop's own variables."""
     before, after = o.op["blocks"]
     carried = [argument["number"] for argument in before["arguments"]]
@@ -153,7 +156,7 @@ def while_(o: Site) -> Sequence[Value]:
     )
 
 
-def _write_handle(o: Site) -> Sequence[Value]:
+def _write_handle(o: LiftedOp) -> Sequence[Value]:
     mb.coreml_update_state(state=o[0], value=as_var(o[1]))
     return [TOKEN]
 
@@ -165,3 +168,69 @@ TABLE |= {
     "invoke": lambda o: o.scope.called(o),
 }
 """States, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""
+
+
+CHANNELS = {"32BGRA": "BGRA", "32ARGB": "ARGB", "24RGB": "RGB"}
+"""Format -> its channels in the order of the bytes, as the text of `coreai.image_to_tensor` states them."""
+OPAQUE = 255.0
+"""What stands in the channel A, which MIL's images have not."""
+STEPS = ("pad", "gather", "transpose", "squeeze", "cast")
+"""The ops that `_pixels` writes."""
+
+
+def _channels(kind: Described) -> str:
+    found = IMAGE.fullmatch(kind["type"])
+    if found is None or found[1] not in CHANNELS:
+        raise Unliftable(f"its pixels are {kind['type']}; of images {', '.join(CHANNELS)} are known")
+    return CHANNELS[found[1]]
+
+
+def _pixels(x: Value, channels: str, colors: str) -> Var:
+    """Return the pixels [height, width, channels] of an image of MIL as int32; `colors` are its channels."""
+    order = [3 if channel == "A" else colors.index(channel) for channel in channels]
+    x = mb.pad(x=x, pad=[0, 0, 0, 1, 0, 0, 0, 0], mode="constant", constant_val=np.float32(OPAQUE))
+    x = mb.transpose(x=mb.gather(x=x, indices=order, axis=1), perm=[0, 2, 3, 1])
+    return mb.cast(x=mb.squeeze(x=x, axes=[0]), dtype="int32")
+
+
+def _upstream_of(value: Value, *op_types: str) -> Var | None:
+    """Return the operand of a chain of ops of these types, the last one first; None for other ops."""
+    for op_type in op_types:
+        op = producer(value, op_type) if isinstance(value, Var) else None
+        if op is None:
+            return None
+        value = op.x
+    return as_var(value)
+
+
+@lift("image_to_tensor")
+def image_to_tensor(o: LiftedOp) -> Value:
+    """Build the bytes of an image."""
+    return _pixels(o[0], _channels(o.scope.types[o.op["operands"][0]]), o.scope.colors(as_var(o[0])))
+
+
+@lift("tensor_to_image")
+def tensor_to_image(o: LiftedOp) -> Value:
+    """Build an image from bytes; an image that `to_coreai` rounded to bytes is restored."""
+    channels = _channels(o.result)
+    if (image := _upstream_of(o[0], *reversed(STEPS), "clip", "round")) is not None:
+        return image
+    if len(static_sizes(o[0])) != len("HWC"):
+        raise Unliftable(f"its pixels lie in planes, and MIL's images have the channels {channels}")
+    x = mb.gather(x=cast(o[0], "fp32"), indices=[channels.index(c) for c in "RGB"], axis=2)
+    return mb.expand_dims(x=mb.transpose(x=x, perm=[2, 0, 1]), axes=[0])
+
+
+@composite(FROM_IMAGE)
+def from_image(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Return the image itself as the numbers of its pixels."""
+    if (image := _upstream_of(named["x"], *reversed(STEPS))) is None:
+        raise Unliftable("its pixels are computed")
+    return image
+
+
+@composite(TO_IMAGE)
+def to_image(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Round numbers to the bytes of an image."""
+    x = cast(named["x"], "fp32")
+    return _pixels(mb.clip(x=mb.round(x=x), alpha=0.0, beta=OPAQUE), "BGRA", attributes["colors"])

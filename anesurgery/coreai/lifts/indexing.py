@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.lifts.table import (
     TABLE,
-    Site,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -22,7 +22,7 @@ from anesurgery.mil import MOST_AXES, Var, consumers, is_symbolic, mb, producer
 from anesurgery.ops import VIEWS, names
 
 
-def _bounds(o: Site) -> dict[str, Any]:
+def _bounds(o: LiftedOp) -> dict[str, Any]:
     """Return the begins, ends and strides of a slice, as `slice_by_index` takes them.
 
     In Core AI a negative position counts from the end, and is then clipped; MIL has no end before the first
@@ -49,7 +49,7 @@ def _bounds(o: Site) -> dict[str, Any]:
 
 
 @lift("argsort", "sort")
-def sort(o: Site) -> Value:
+def sort(o: LiftedOp) -> Value:
     """Build the sorted elements of an axis, or their order: both are results of one topk."""
     x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
     return _topk(x, axis, static_sizes(x)[axis], ascending)[which]
@@ -64,7 +64,7 @@ def _topk(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
     return mb.topk(x=x, axis=axis, k=k, ascending=ascending)
 
 
-def _sliced_topk(o: Site, bounds: Mapping[str, Any]) -> Var | None:
+def _sliced_topk(o: LiftedOp, bounds: Mapping[str, Any]) -> Var | None:
     """Return a smaller topk, where a slice takes the first elements of a sorted axis."""
     given = o[0]
     op = producer(given, "topk") if isinstance(given, Var) else None
@@ -78,7 +78,7 @@ def _sliced_topk(o: Site, bounds: Mapping[str, Any]) -> Var | None:
 
 
 @lift("slice")
-def slice_(o: Site) -> Value:
+def slice_(o: LiftedOp) -> Value:
     """Build a slice."""
     bounds = _bounds(o)
     if (first := _sliced_topk(o, bounds)) is not None:
@@ -122,7 +122,7 @@ def _from_front(indices: Value, sizes: Sequence[int]) -> Value:
 
 
 @lift("gather_nd")
-def gather_nd(o: Site) -> Value:
+def gather_nd(o: LiftedOp) -> Value:
     """Build a gather of rows of a table, or of elements by several indices.
 
     Windows of `unfold` have six axes; the reshape and transposition behind them are written with fewer.
@@ -143,7 +143,7 @@ def sizes_or_zero(x: Value) -> list[int]:
 
 
 @lift("gather_along_axis")
-def gather_along_axis(o: Site) -> Value:
+def gather_along_axis(o: LiftedOp) -> Value:
     """Build a gather along one axis."""
     axis = o.axes(2)[0]
     return mb.gather_along_axis(
@@ -156,7 +156,7 @@ MODES = ("update", "add", "sub", "mul", "div", "max", "min")
 
 
 @lift("scatter_along_axis")
-def scatter_along_axis(o: Site) -> Value:
+def scatter_along_axis(o: LiftedOp) -> Value:
     """Build a scatter along one axis."""
     if (mode := o.attribute("scatter_mode")) not in MODES:
         raise Unliftable(f"it joins elements by {mode!r}, and MIL by one of {', '.join(MODES)}")
@@ -164,7 +164,7 @@ def scatter_along_axis(o: Site) -> Value:
 
 
 @lift("scatter_nd")
-def scatter_nd(o: Site) -> Value:
+def scatter_nd(o: LiftedOp) -> Value:
     """Build a scatter by several indices; the op's block says how elements are combined."""
     blocks = o.op["blocks"]
     inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]

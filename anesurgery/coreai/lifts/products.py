@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, pad_arguments, sizes_of
+from anesurgery.coreai.lifts.table import (
+    LiftedOp,
+    Unliftable,
+    Value,
+    as_var,
+    lift,
+    like,
+    pad_arguments,
+    sizes_of,
+)
 from anesurgery.mil import Var, is_stored, mb, producer
 
 LINEAR = 3
@@ -18,7 +27,7 @@ LINEAR = 3
 
 
 @lift("batch_matmul")
-def batch_matmul(o: Site) -> Value:
+def batch_matmul(o: LiftedOp) -> Value:
     """Build a matrix product; with a transposed stored matrix, a linear layer."""
     x, weight = o[0], _matrix_behind_transpose(o[1])
     if weight is None or not 1 < len(sizes_of(x)) <= LINEAR:
@@ -35,7 +44,7 @@ def _matrix_behind_transpose(value: Value) -> Var | None:
     return op.x if op is not None and is_stored(op.x) else None
 
 
-def _input_and_padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
+def _input_and_padding(o: LiftedOp, given: Value, value: float) -> tuple[Var, list[int]]:
     """Return the operand of a constant padding of spatial axes, and the padding; else (operand, zeros)."""
     x = as_var(given)
     op, sides = producer(x, "pad"), [0] * 2 * len(sizes_of(x))
@@ -55,7 +64,7 @@ def _without_last_axis(value: Value) -> Value | None:
 
 
 @lift("conv2d", "conv3d")
-def conv(o: Site) -> Value:
+def conv(o: LiftedOp) -> Value:
     """Build a convolution with its padding; over one spatial axis if the other has size 1."""
     narrow = [one for i in (0, 1) if len(o.shape) == 4 and (one := _without_last_axis(o[i])) is not None]
     flat = len(narrow) == 2
@@ -73,7 +82,7 @@ def conv(o: Site) -> Value:
 
 
 @lift("conv_transpose2d", "conv_transpose3d")
-def conv_transpose(o: Site) -> Value:
+def conv_transpose(o: LiftedOp) -> Value:
     """Build a transposed convolution."""
     spatial = len(o.shape) - 2
     if None in o.shape:
@@ -89,14 +98,14 @@ def conv_transpose(o: Site) -> Value:
     return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=sides, output_shape=shape, **how)
 
 
-def _pool_arguments(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
+def _pool_arguments(o: LiftedOp, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
     if set(o.ints(dilation)) != {1}:
         raise Unliftable("its windows have gaps, which those of MIL have not")
     return {"kernel_sizes": o.ints(kernel), "strides": o.ints(strides)}
 
 
 @lift("max_pool_2d", "max_pool_3d")
-def max_pool(o: Site) -> Value:
+def max_pool(o: LiftedOp) -> Value:
     """Build max pooling, with its padding of -inf."""
     x, sides = _input_and_padding(o, o[0], -np.inf)
     ceil = {"ceil_mode": True} if o.flag(4) else {}
@@ -104,7 +113,7 @@ def max_pool(o: Site) -> Value:
 
 
 @lift("sum_pool_2d", "sum_pool_3d")
-def sum_pool(o: Site) -> Value:
+def sum_pool(o: LiftedOp) -> Value:
     """Build sum pooling: the mean times the size of the window."""
     x, sides = _input_and_padding(o, o[0], 0.0)
     how = _pool_arguments(o, 1, 2, 3)

@@ -1,7 +1,7 @@
 """The table of lifts: an op of Core AI -> a function that builds it in MIL.
 
-`reading` lifts an op by calling its function with a `Site`, which holds the op and its operands: MIL values, or
-numpy arrays for constants. The files in `lifts` fill the table.
+`reading` lifts an op by calling its function with a `LiftedOp`, which holds the op and its operands: MIL
+values, or numpy arrays for constants. The files in `lifts` fill the table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import numpy as np
 
 from anesurgery.coreai.dtypes import name_of
 from anesurgery.coreai.table import enters
-from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, any_symbolic, dtype_name, fixed_shape, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
-Plain: TypeAlias = Mapping[str, Any]
+TOKEN: Any = object()
+"""Stands for a token, which orders reads and writes of states; in MIL the order of the ops does."""
+Described: TypeAlias = Mapping[str, Any]
 """An op, a block or a type as the child process describes it (`toolkit.walk_asset`)."""
 
 INT32 = np.iinfo(np.int32)
@@ -35,8 +37,10 @@ def mil_type(element: str) -> str:
     name = name_of(element)
     if name in ("fp16", "fp32", "bool"):
         return name
-    if name.startswith(("int", "uint")) or name in ("fp64", "bf16"):
-        return "int32" if "int" in name else "fp32"
+    if name.startswith(("int", "uint")):
+        return "int32"
+    if name in ("fp64", "bf16"):
+        return "fp32"
     raise Unliftable(f"MIL has no numbers of the type {element}")
 
 
@@ -50,36 +54,32 @@ def as_int32(numbers: Array) -> Array:
     return np.asarray(fitting, np.int32)
 
 
-TOKEN: Any = object()
-"""Stands for a token, which orders reads and writes of states; in MIL the order of the ops does."""
-
-
 class Scope(Protocol):
     """The values of a graph while it is lifted."""
 
-    types: dict[int, Plain]
+    types: dict[int, Described]
     """Number of a value -> its type in the file."""
     stated: set[Var]
     """Results of composites that `to_coreai` wrote: they were ops of the model, and must not be merged."""
 
-    def constant(self, held: Plain) -> Value:
-        """A constant."""
+    def constant(self, held: Described) -> Value:
+        """Return the value of a constant."""
 
     def colors(self, image: Var) -> str:
-        """The channels of an image in their order, such as "RGB"."""
+        """Return the channels of an image in their order, such as "RGB"."""
 
-    def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift a block inside of an op; what it ends with."""
+    def nested(self, block: Described, values: Sequence[Value] = ()) -> list[Value]:
+        """Lift a block inside of an op, and return what it ends with."""
 
-    def called(self, site: Site) -> list[Value]:
-        """What a call of another graph gives."""
+    def called(self, site: LiftedOp) -> list[Value]:
+        """Return what a call of another graph gives."""
 
 
 @dataclass(frozen=True)
-class Site:
+class LiftedOp:
     """An op of Core AI that is being lifted, with its operands."""
 
-    op: Plain
+    op: Described
     operands: Sequence[Value]
     scope: Scope
 
@@ -119,7 +119,7 @@ class Site:
         return [axis % rank if rank else axis for axis in self.ints(i)]
 
     @property
-    def result(self) -> Plain:
+    def result(self) -> Described:
         """The type of the first result."""
         return self.op["results"][0]
 
@@ -134,11 +134,11 @@ class Site:
         return mil_type(self.result["dtype"])
 
     def attribute(self, name: str) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.op["attributes"][name]
 
 
-Lift: TypeAlias = "Callable[[Site], Value | Sequence[Value]]"
+Lift: TypeAlias = "Callable[[LiftedOp], Value | Sequence[Value]]"
 TABLE: dict[str, Lift] = {}
 """Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> its lift."""
 
@@ -153,7 +153,7 @@ def sizes_of(value: Value) -> list[Any]:
 
 def is_fixed(value: Value) -> bool:
     """Return whether a value's shape has no symbols."""
-    return not any(is_symbolic(d) for d in sizes_of(value))
+    return not any_symbolic(sizes_of(value))
 
 
 def static_sizes(value: Value) -> list[int]:
@@ -200,7 +200,7 @@ IMAGE = re.compile(r"!coreai\.image<<k(\w+)> x (\d+) : i64 x (\d+) : i64.*>")
 """How the type of an image is printed: its format, height and width."""
 
 
-def image_size(kind: Plain) -> tuple[int, int] | None:
+def image_size(kind: Described) -> tuple[int, int] | None:
     """Return (height, width) if a value of the file is an image."""
     found = IMAGE.fullmatch(kind.get("type", ""))
     return (int(found[2]), int(found[3])) if found else None

@@ -11,7 +11,7 @@ import numpy as np
 from anesurgery.coreai.dtypes import bits_of, name_of
 from anesurgery.coreai.lifts.table import (
     TABLE,
-    Site,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -28,7 +28,7 @@ from anesurgery.mil import Array, Var, is_stored, is_symbolic, mb, producer, typ
 
 
 @lift("reshape")
-def reshape(o: Site) -> Value:
+def reshape(o: LiftedOp) -> Value:
     """Reshape to a known or computed shape."""
     if None not in o.shape:
         return (
@@ -39,13 +39,13 @@ def reshape(o: Site) -> Value:
     return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
 
 
-def _before_reshape(o: Site) -> Value | None:
+def _before_reshape(o: LiftedOp) -> Value | None:
     """Return what was reshaped before, if it has the shape of the result; None for constants."""
     op = producer(o[0], "expand_dims", "reshape", "squeeze") if isinstance(o[0], Var) else None
     return op.x if op is not None and sizes_of(op.x) == list(o.shape) else None
 
 
-def _linear_of_reshaped(o: Site) -> Value | None:
+def _linear_of_reshaped(o: LiftedOp) -> Value | None:
     """Build a linear layer on reshaped rows: Apple's compiler moves such a reshape behind the layer."""
     op = producer(o[0], "linear") if isinstance(o[0], Var) else None
     if op is None or len(o.shape) not in (2, 3) or o.shape[-1] != sizes_of(o[0])[-1]:
@@ -55,7 +55,7 @@ def _linear_of_reshaped(o: Site) -> Value | None:
 
 
 @lift("concat")
-def concat(o: Site) -> Value:
+def concat(o: LiftedOp) -> Value:
     """Build a join along an axis."""
     parts = [o[i] for i in range(1, len(o))]
     axis = o.integer(0) % len(o.shape)
@@ -63,7 +63,7 @@ def concat(o: Site) -> Value:
 
 
 @lift("split")
-def split(o: Site) -> Sequence[Value]:
+def split(o: LiftedOp) -> Sequence[Value]:
     """Build pieces along an axis, whose sizes the results state."""
     axis = o.axes(2)[0]
     sizes = [result["shape"][axis] for result in o.op["results"]]
@@ -75,7 +75,7 @@ def split(o: Site) -> Sequence[Value]:
 
 
 @lift("tile")
-def tile(o: Site) -> Value:
+def tile(o: LiftedOp) -> Value:
     """Build a repetition along each axis."""
     if o.known(1) and set(o.ints(1)) == {1}:
         return o[0]
@@ -83,7 +83,7 @@ def tile(o: Site) -> Value:
 
 
 @lift("pad")
-def pad(o: Site) -> Value:
+def pad(o: LiftedOp) -> Value:
     """Build padding: constant, reflected, replicated or circular."""
     sides, mode = o.ints(1), o.attribute("padding_mode")
     if not any(sides):
@@ -134,7 +134,7 @@ def _along(x: Var, axis: int, begin: int, end: int) -> Var:
 
 
 @lift("where")
-def where(o: Site) -> Value:
+def where(o: LiftedOp) -> Value:
     """Build a selection of two values, both broadcast to the shape of the result."""
     if None in o.shape:
         widest = max(o.operands, key=lambda value: len(sizes_of(value)))
@@ -148,7 +148,7 @@ def where(o: Site) -> Value:
 
 
 @lift("broadcast_in_dims")
-def broadcast_in_dims(o: Site) -> Value:
+def broadcast_in_dims(o: LiftedOp) -> Value:
     """Build a broadcast of some axes of size 1."""
     axes = o.axes(2)
     if o.known(1) and is_fixed(o[0]):
@@ -184,7 +184,7 @@ def _broadcast_to_computed(value: Value, shape: Var) -> Value:
 
 
 @lift("broadcast_shapes")
-def broadcast_shapes(o: Site) -> Value:
+def broadcast_shapes(o: LiftedOp) -> Value:
     """Build the common shape of two: the longer one, with the other's size where it has a 1."""
     first, second = (as_var(o[i]) for i in (0, 1))
     length = max(int(first.shape[0]), int(second.shape[0]))
@@ -198,7 +198,7 @@ def _padded_with_ones(shape: Var, length: int) -> Var:
 
 
 @lift("interpolate")
-def interpolate(o: Site) -> Value:
+def interpolate(o: LiftedOp) -> Value:
     """Build a resampling, axis by axis: by a gather for the nearest element, or by a matrix."""
     x, scales, offsets = as_var(o[0]), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
     nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
@@ -269,7 +269,7 @@ TABLE |= {
 }
 
 
-def _as_stored(o: Site, i: int) -> Value:
+def _as_stored(o: LiftedOp, i: int) -> Value:
     """Return an operand as it is stored, in the dtype that tells coremltools its bits."""
     value, name = o.operands[i], name_of(o.scope.types[o.op["operands"][i]]["dtype"])
     if not isinstance(value, np.ndarray):
@@ -282,7 +282,7 @@ def _as_stored(o: Site, i: int) -> Value:
 
 
 @lift("blockwise_shift_scale")
-def blockwise_shift_scale(o: Site) -> Value:
+def blockwise_shift_scale(o: LiftedOp) -> Value:
     """Build integers with a scale and an offset for each block."""
     if np.any(o.numbers(3)):
         raise Unliftable("it adds an offset after the scale, which MIL's form has not")
@@ -291,7 +291,7 @@ def blockwise_shift_scale(o: Site) -> Value:
 
 
 @lift("lut_to_dense")
-def lut_to_dense(o: Site) -> Value:
+def lut_to_dense(o: LiftedOp) -> Value:
     """Build indices into a table of numbers, or of vectors along an axis."""
     lut = _as_stored(o, 1)
     axis = {"vector_axis": o.integer(2)} if sizes_of(lut)[-1] > 1 else {}
@@ -299,7 +299,7 @@ def lut_to_dense(o: Site) -> Value:
 
 
 @lift("quantize", "dequantize")
-def quantize(o: Site) -> Value:
+def quantize(o: LiftedOp) -> Value:
     """Build a quantization to 8 bits or back, with one scale or one for each channel."""
     if np.any(o.numbers(3)):
         raise Unliftable("it shifts by a least value, which MIL's form does not")

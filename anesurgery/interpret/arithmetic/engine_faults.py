@@ -438,7 +438,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "log-sum-cliff",
         names("reduce_log_sum_exp"),
-        what="reduce_log_sum_exp takes no maximum away: where the sum of exponentials passes 65504 it gives 0",
+        what="reduce_log_sum_exp does not subtract the maximum first: if the sum of exponentials exceeds "
+        "65504, it gives 0",
         source=f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
         seen="M3 Max, macOS 26, CPU_AND_NE",
         chips=("M3",),
@@ -447,13 +448,13 @@ FAULTS: tuple[Fault, ...] = (
         least_input=lambda op: fp16.LARGEST_EXPONENT - math.log(_terms(op)),
         simulate=_log_sum,
         remedy="replace_faulty_ops",
-        advice="take the maximum away before the exponentials",
+        advice="subtract the maximum before the exponentials",
     ),
     Fault(
         "hard-swish-rank-2",
         names("sigmoid_hard"),
-        what="a hard swish behind a product of rank 2 was off by 0.2 (3.9 %); the same product as 1x1xMxN was "
-        "right",
+        what="a hard swish after a matrix product of rank 2 was off by 0.2 (3.9 %); after the same product as "
+        "1x1xMxN, it was right",
         source=_coreai_torch("issue 51"),
         seen="a Mac, Core AI, fp16, the chip is not named",
         runtime="Core AI",
@@ -464,8 +465,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "hard-swish-mobile-net",
         names("sigmoid_hard"),
-        what="MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; "
-        "on Core AI it was the hard swish behind a product of rank 2",
+        what="MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU; ResNet18 was "
+        "right. On Core AI, the cause was the hard swish after a matrix product of rank 2",
         source=f"{_coremltools('issue 2625')}; {_coreai_torch('issue 51')}",
         seen="M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
         form=_rank_2_hard_swish,
@@ -485,19 +486,20 @@ FAULTS: tuple[Fault, ...] = (
         runtime="Core AI",
         form=_fp16_scores,
         remedy="replace_faulty_ops",
-        advice="cast the scores to fp32 before it, or choose on the host",
+        advice="cast the scores to fp32 first, or take the argmax in the app",
     ),
     Fault(
         "topk-gather",
         names("topk"),
-        what="a topk of fp16 scores and a gather at its places gave confidences of 0; in fp32 they were right",
+        what="a topk of fp16 scores, followed by a gather with its indices, gave confidences of 0; in fp32 "
+        "they were right",
         source=_coreai_torch("issue 115"),
         seen="iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
         runtime="Core AI",
         form=_gathered_places,
-        advice="choose on the host, or keep the head in fp32",
+        advice="choose in the app, or keep the last layers in fp32",
     ),
     Fault(
         "conv-uneven-kernel",
@@ -513,8 +515,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-transpose-shape",
         names("conv_transpose"),
-        what="conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on "
-        "the CPU, and shifted ones in fp16",
+        what="conv_transpose with an output_shape that crops the two ends unevenly gave other outputs with "
+        "ALL than on the CPU, and shifted outputs in fp16",
         source=_coremltools("issues 2281, 2324"),
         seen="a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
         chips=("M1",),
@@ -522,13 +524,13 @@ FAULTS: tuple[Fault, ...] = (
         form=_cut_by_output_shape,
         units="any",
         remedy="replace_faulty_ops",
-        advice="leave output_shape out and write the padding",
+        advice="leave output_shape out, and give the padding instead",
     ),
     Fault(
         "resample-pixels",
         names("resample"),
-        what="resample at unnormalized coordinates differed from the same points as normalized ones, in fp32 "
-        "too",
+        what="resample gave other numbers for unnormalized coordinates than for the same points in normalized "
+        "coordinates, in fp32 too",
         source=_coremltools("pull request 2752"),
         seen="a Mac, macOS 14 (macOS 15 was right)",
         systems=(("macOS", 14),),
@@ -540,7 +542,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "depthwise-concat",
         names("conv"),
-        what="a depthwise convolution of 1,600 channels behind a concat gave a constant (0.2047)",
+        what="a depthwise convolution of 1,600 channels after a concat gave a constant (0.2047)",
         source="developer.apple.com/forums/thread/720810",
         seen="iPhone 13 and 14 (A15)",
         chips=("A15",),
@@ -559,12 +561,12 @@ FAULTS: tuple[Fault, ...] = (
         form=_fp32_images,
         common=True,
         remedy="interface_fp16",
-        advice="convert with fp16 outputs for iOS 16 (of a model for iOS 15, the pass takes newer_opset=True)",
+        advice="convert with fp16 outputs for iOS 16 (for a model for iOS 15, set newer_opset=True)",
     ),
     Fault(
         "gru",
         names("gru"),
-        what="the op gru gave wrong numbers on every unit, and on the CPU unless the GPU sandbox was off",
+        what="the op gru gave wrong numbers on every unit; with the GPU sandbox off, the CPU was right",
         source="webmachinelearning/webnn: issue 689",
         seen="a Mac, in Chromium; the chip is not named",
         units="any",
@@ -574,8 +576,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-wide-heads",
         names("scaled_dot_product_attention"),
-        what="fused attention of fp16 with heads wider than 256 and two queries or more crashed on "
-        "the CPU; with one query, or heads of 256, it ran",
+        what="fused attention of fp16 with heads wider than 256 and two or more queries crashed on the CPU; "
+        "with one query, or heads of 256, it ran",
         source="kasper0406/stablehlo-coreml: pull request 89",
         seen="a Mac, macOS 26.5 and 26.6; the chip is not named",
         systems=(("macOS", 26),),
@@ -589,9 +591,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-mask",
         names("scaled_dot_product_attention"),
-        what="fused attention did not apply a mask unless an op of the same part of the engine's program made "
-        "it: wrong numbers, and no error. In OpenELM each token saw those after it, by float masks, boolean "
-        "ones and is_causal alike, and in Gemma 4 the empty slots of the cache",
+        what="fused attention ignored a mask unless an op in the same part of the engine's program computed "
+        "it: wrong numbers, and no error. In OpenELM, each token saw later tokens, with float masks, "
+        "boolean masks and is_causal alike. In Gemma 4, tokens saw the empty slots of the cache",
         source="ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27); "
         "Thiruloksundar/llm-inference-macOS: README.md (F1), evidence/e11; "
         "kasper0406/gemma-coreml-chat: README.md",
@@ -606,22 +608,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "shuffle-bias",
         names("pixel_shuffle"),
-        what="a pixel_shuffle of 512 channels of a convolution with a bias was off by 1.09 standard "
-        "deviations: the bias went to other channels. Without a bias, of 256 channels, and on the CPU it was "
-        "right",
+        what="a pixel_shuffle after a convolution with a bias and 512 channels was off by 1.09 standard "
+        "deviations: the bias was added to the wrong channels. Without a bias, with 256 channels, or on "
+        "the CPU, it was right",
         source="dmlsrc/KinoVSR: scripts/dev/probe_bsvd_ane.py, kinovsr/native/anemil",
         seen="M1 Max, macOS 26, a video denoiser (BSVD)",
         chips=("M1",),
         systems=(("macOS", 26),),
         form=_biased_shuffle,
         remedy="replace_faulty_ops",
-        advice="write the shuffle as reshape, transpose and reshape, or add the bias behind it",
+        advice="write the shuffle as reshape, transpose and reshape, or add the bias after it",
     ),
     Fault(
         "gather-negative",
         names("gather"),
-        what="a gather at the place -1 of 288 gave other numbers (a correlation of 0.03 with those of the "
-        "CPU); at 287 it was right. At the place -1 of three numbers another gather gave the first",
+        what="a gather at index -1 of 288 gave other numbers than the CPU (correlation 0.03); at index 287 it "
+        "was right. Another gather, at index -1 of three numbers, gave the first",
         source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md; rustnn/rustnn: pull request "
         "227",
         seen="M1 Pro, macOS 26.5, through ONNX Runtime; the three numbers on an M4, the units are not named",
@@ -629,14 +631,14 @@ FAULTS: tuple[Fault, ...] = (
         systems=(("macOS", 26),),
         form=_negative_places,
         remedy="replace_faulty_ops",
-        advice="count the place from the front",
+        advice="count the index from the front",
     ),
     Fault(
         "attention-scores",
         names("softmax"),
-        what="the attention of EmbeddingGemma (heads of 256) was wrong from 2^20 scores of a head on, with a "
-        "mask and without: 1,024 tokens were, 1,023 were not, nor two blocks of 512 queries. ModernBERT was "
-        "right at 2,048",
+        what="the attention of EmbeddingGemma (heads of 256) was wrong from 2^20 scores per head on, with and "
+        "without a mask: 1,024 tokens were wrong; 1,023 tokens, or two blocks of 512 queries, were "
+        "right. ModernBERT was right with 2,048 tokens",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
         chips=("M2",),
@@ -648,8 +650,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-batch",
         names("softmax scaled_dot_product_attention"),
-        what="attention with a bias that is added to its scores was wrong on the GPU from a batch of 10 on; on "
-        "the CPU and the engine it was right",
+        what="attention with a bias that is added to its scores was wrong on the GPU for batches of 10 or "
+        "more; on the CPU and the engine it was right",
         source=_coremltools("issue 2650"),
         seen="a Mac, macOS 26.2, units with the GPU; the chip is not named",
         systems=(("macOS", 26),),
@@ -666,13 +668,13 @@ FAULTS: tuple[Fault, ...] = (
         seen="a Mac, coremltools 7.1; the chip is not named",
         form=_signed_weights,
         remedy="replace_faulty_ops",
-        advice="store them as uint8 with zero point 128, or convert for iOS 18",
+        advice="store the weights as uint8 with zero point 128, or convert for iOS 18",
     ),
     Fault(
         "block-scales",
         PRODUCTS,
-        what="weights of 8 bits with scales for blocks gave outputs of cosine 0.37 to the reference; on the "
-        "GPU, and as a palette on the engine, they were right",
+        what="8-bit weights with a scale for each block gave wrong outputs (cosine 0.37); on the GPU, and "
+        "with a palette on the engine, the outputs were right",
         source="apple/coreai-models: issue 279",
         seen="iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
         chips=("A18",),
@@ -684,8 +686,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "palette-block-scales",
         PRODUCTS,
-        what="a convolution whose palette had two scales for each output channel took other scales: 1,921 of "
-        "4,096 results were wrong; two convolutions with a scale each were right",
+        what="a convolution with a palette and two scales for each output channel used the wrong scales: "
+        "1,921 of 4,096 results were wrong. Two convolutions with one scale each were right",
         source=_coreai_torch("issue 93"),
         seen="M5 Pro, macOS 27.0, Core AI",
         chips=("M5",),
@@ -704,7 +706,7 @@ FAULTS: tuple[Fault, ...] = (
         units="any",
         ends_process=True,
         remedy="replace_faulty_ops",
-        advice="multiply and add, or fold it into the convolution before it",
+        advice="replace it with a multiplication and an addition, or fold it into the convolution before it",
     ),
     Fault(
         "instance-norm-volume",
@@ -717,7 +719,7 @@ FAULTS: tuple[Fault, ...] = (
         units="gpu",
         ends_process=True,
         remedy="replace_faulty_ops",
-        advice="join two of the three axes around it",
+        advice="merge two of the three spatial axes before it, and split them after it",
     ),
     Fault(
         "large-integers",
@@ -727,7 +729,7 @@ FAULTS: tuple[Fault, ...] = (
         seen="a Mac, in the tests of WebNN; the chip and the units are not named",
         form=_large_integers,
         units="any",
-        advice="keep integers below 2^24, or compute with two digits",
+        advice="keep integers below 2^24, or split each integer into two smaller ones",
     ),
     Fault(
         "conv-dilated-groups",

@@ -49,7 +49,7 @@ _any_power = _steady(torch.pow)
 def _pow(x: Tensor, y: Tensor) -> Tensor:
     """Return the power; a square is one product, whose rounding is that of the power in double precision."""
     if y.numel() == 1 and x.is_floating_point() and x.ndim >= y.ndim and y.item() == 2:
-        return torch.square(x)
+        return torch.square(x)  # which has the shape of the power only if y has no more axes than x
     return _any_power(x, y)
 
 
@@ -80,6 +80,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 }
 """Op type -> function of (x, y), which broadcast."""
 
+# `_steady` where the bits depend on the position; the others had the same bits anywhere (1,003 numbers)
 UNARY: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
     "acos": torch.acos,
@@ -112,7 +113,7 @@ UNARY: dict[str, Callable[..., Tensor]] = {
 """Op type -> function of x."""
 
 
-_SIGMOID, _GELU, _ELU, _SOFTPLUS = (_steady(f) for f in (torch.sigmoid, F.gelu, F.elu, F.softplus))
+_GELU, _ELU = _steady(F.gelu), _steady(F.elu)
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -126,7 +127,7 @@ def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _with_plain(implementation: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return an implementation with its torch function as `plain`, which `core` may call directly."""
+    """Return an implementation with its torch function as `plain`, which `steps` may call directly."""
     implementation.plain = plain  # type: ignore[attr-defined]
     return implementation
 
@@ -146,13 +147,14 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
     "prelu": lambda x, alpha: F.prelu(x, torch.as_tensor(alpha).to(x.dtype).reshape(-1)),
     "scaled_tanh": lambda x, alpha=1.0, beta=1.0: alpha * (beta * x).tanh(),
     "sigmoid_hard": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0.0, 1.0),
+    "softmax": lambda x, axis=-1: torch.softmax(x, dim=int(axis)),
     "thresholded_relu": lambda x, alpha=1.0: torch.where(x < alpha, torch.zeros_like(x), x),
 }
 """Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""
 
 
-TABLE.update({name: Implementation(_binary(f), False) for name, f in BINARY.items()})
-TABLE.update({name: Implementation(_unary(f), False) for name, f in UNARY.items()})
+TABLE.update({name: Implementation(_binary(f), moves=False) for name, f in BINARY.items()})
+TABLE.update({name: Implementation(_unary(f), moves=False) for name, f in UNARY.items()})
 enter_all(PARAMETRIC)
 
 
@@ -173,7 +175,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Return the Gaussian error linear unit, exact or in one of its two approximations."""
     if mode == "SIGMOID_APPROXIMATION":
-        return x * _SIGMOID(1.702 * x)
+        return x * UNARY["sigmoid"](1.702 * x)
     return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
 
 
@@ -182,16 +184,10 @@ def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Return alpha * log(1 + exp(beta * x)), with one alpha and beta for each channel (axis 1)."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
-    return a * _SOFTPLUS(b * x, threshold=math.inf)
+    return a * UNARY["softplus"](b * x, threshold=math.inf)
 
 
-LONG = 2048
-"""For sums of so many terms it is checked if a matmul only picks rows. A choice: shorter ones cost little."""
-WIDTH = 256
-"""The numbers of a row that are checked together for non-zeros."""
-
-
-BLOCK = 1 << 20
+WEIGHTS_AT_ONCE = 1 << 20
 """The number of weights that are widened at a time."""
 LANES = 64
 """Outputs are computed in multiples of this number, so that BLAS sums all in the same order."""
@@ -205,9 +201,9 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
         product = _integer_product(x, weight.T)
         return product if add is None else product + add
     add = None if add is None else add.to(x.dtype).expand(len(weight))
-    if weight.dtype == x.dtype or weight.numel() <= BLOCK:
+    if weight.dtype == x.dtype or weight.numel() <= WEIGHTS_AT_ONCE:
         return F.linear(x, weight.to(x.dtype), add)
-    rows, whole = max(1, BLOCK // weight.shape[1] // LANES) * LANES, len(weight)
+    rows, whole = max(1, WEIGHTS_AT_ONCE // weight.shape[1] // LANES) * LANES, len(weight)
     wide = weight.new_empty((min(rows, whole), weight.shape[1]), dtype=x.dtype)  # new memory for each is slow
     parts = []
     for start in range(0, whole, rows):
@@ -218,6 +214,12 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     return torch.cat(parts, -1)
 
 
+LONG_SUM = 2048
+"""For sums of so many terms it is checked if a matmul only picks rows. A choice: shorter ones cost little."""
+ROW_PART = 256
+"""The numbers of a row that are checked together for non-zeros."""
+
+
 @impl("matmul")
 def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
     """Return the matrix product over the last two axes, each operand transposed on request."""
@@ -225,7 +227,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
     if x.dtype == torch.int32 and y.dtype == torch.int32:
         return _integer_product(x, y)
-    if x.shape[-1] >= LONG and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
+    if x.shape[-1] >= LONG_SUM and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
         return rows
     floats = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     return torch.matmul(x.to(floats), y.to(floats))
@@ -247,7 +249,7 @@ def _picked_rows(x: Tensor, y: Tensor) -> Tensor | None:
 
     The numbers are those of the whole sum, since 0 times a finite number adds nothing.
     """
-    width = math.gcd(x.shape[-1], WIDTH)
+    width = math.gcd(x.shape[-1], ROW_PART)
     blocks = x.reshape(*x.shape[:-1], -1, width)
     has_nonzero = (blocks.amin(-1) != 0) | (blocks.amax(-1) != 0)
     if int(has_nonzero.sum(-1).max()) > 1:
@@ -275,10 +277,6 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask)
 
 
-def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return torch.sum(x, dim=axes, keepdim=keep)
-
-
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     """Return the mean; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point():
@@ -295,16 +293,16 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
-    "reduce_sum": _sum,
+    "reduce_sum": torch.sum,
     "reduce_mean": _mean,
     "reduce_max": torch.amax,
     "reduce_min": torch.amin,
     "reduce_prod": _prod,
-    "reduce_l1_norm": lambda x, axes, keep: _sum(x.abs(), axes, keep),
-    "reduce_l2_norm": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),
-    "reduce_sum_square": lambda x, axes, keep: _sum(x * x, axes, keep),
-    "reduce_log_sum": lambda x, axes, keep: torch.log(_sum(x, axes, keep)),
-    "reduce_log_sum_exp": lambda x, axes, keep: torch.logsumexp(x, axes, keep),
+    "reduce_l1_norm": lambda x, axes, keep: torch.sum(x.abs(), axes, keep),
+    "reduce_l2_norm": lambda x, axes, keep: torch.sqrt(torch.sum(x * x, axes, keep)),
+    "reduce_sum_square": lambda x, axes, keep: torch.sum(x * x, axes, keep),
+    "reduce_log_sum": lambda x, axes, keep: torch.log(torch.sum(x, axes, keep)),
+    "reduce_log_sum_exp": torch.logsumexp,
 }
 """Op type -> function of (x, axes, keep_dims)."""
 
@@ -319,7 +317,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
     return reduce
 
 
-TABLE.update({name: Implementation(_reduction(f), False) for name, f in REDUCTIONS.items()})
+TABLE.update({name: Implementation(_reduction(f), moves=False) for name, f in REDUCTIONS.items()})
 
 
 @impl("cumsum")
@@ -333,13 +331,15 @@ def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = Fa
     return total.flip(axis) if reverse else total
 
 
-OTHERS: dict[str, Callable[..., Any]] = {  # output_dtype is what the result is cast to by whoever runs the op
+PLACES: dict[str, Callable[..., Any]] = {
     "reduce_argmax": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmax(x, axis, keep_dims),
     "reduce_argmin": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmin(x, axis, keep_dims),
-    "softmax": lambda x, axis=-1: torch.softmax(x, dim=int(axis)),
 }
-"""Op type -> function of its parameters; of equal numbers the place of the first."""
-enter_all(OTHERS)
+"""Op type -> function of its parameters; of equal numbers the place of the first.
+
+Whoever runs the op casts the result to `output_dtype`.
+"""
+enter_all(PLACES)
 
 
 @impl("layer_norm")

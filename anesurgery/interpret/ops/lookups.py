@@ -22,7 +22,9 @@ REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
 
 
 def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
-    """Return indices as int64; without `validate`, those that count from the end are made positive.
+    """Return indices as int64; where `validate` is None, those that count from the end are made positive.
+
+    Indices outside stay as they are.
 
     Raises:
         IndexError: validation is asked for, and an index is outside.
@@ -82,11 +84,12 @@ def gather_nd(x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bo
 
 
 def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
-    """Combine rows [n, width] with `new` [m, width] at `index` [m], in the order of the index."""
+    """Combine rows [n, width] with `new` [m, width] at `index` [m], in the order of `new`.
+
+    Where an index is outside, nothing is combined.
+    """
     valid = (index >= 0) & (index < rows.shape[0])
-    if not bool(valid.all()):
-        index, new = index[valid], new[valid]
-    new = new.to(rows.dtype)
+    index, new = index[valid], new[valid].to(rows.dtype)
     if mode in ("add", "sub"):
         return rows.index_add(0, index, new, alpha=1 if mode == "add" else -1)
     if mode == "update":
@@ -155,11 +158,12 @@ def scatter_along_axis(
     """Return data whose element at each index along one axis is combined with the update there."""
     axis, length = int(axis) % data.ndim, data.shape[int(axis)]
     index = _index(indices, length, validate_indices).movedim(axis, -1)
-    index = torch.where((index >= 0) & (index < length), index, -data.numel() - 1)
+    outside = (index < 0) | (index >= length)
     moved = data.movedim(axis, -1)
     lines = math.prod(moved.shape[:-1])
     # all elements lie in one row: the element i of line k has the index k * length + i
     flat = index.reshape(lines, index.shape[-1]) + torch.arange(lines)[:, None] * length
+    flat = torch.where(outside.reshape(flat.shape), -1, flat)
     new = updates.movedim(axis, -1).reshape(-1, 1)
     combined = _combine(moved.reshape(-1, 1), flat.reshape(-1), new, mode)
     return combined.reshape(moved.shape).movedim(-1, axis)
@@ -174,10 +178,12 @@ def scatter_nd(
     depth = index.shape[-1]
     count, width = math.prod(data.shape[:depth]), math.prod(data.shape[depth:])
     flat = torch.zeros(index.shape[:-1], dtype=torch.int64)
+    outside = torch.zeros(index.shape[:-1], dtype=torch.bool)
     for i in range(depth):
         length = data.shape[i]
         place = _index(index[..., i], length, validate_indices)
-        outside = (place < 0) | (place >= length)
-        flat = torch.where(outside, -data.numel() * (depth + 1) - 1, flat * length + place)
+        outside |= (place < 0) | (place >= length)
+        flat = flat * length + place
+    flat = torch.where(outside, -1, flat)
     new = updates.reshape(flat.numel(), width)
     return _combine(data.reshape(count, width), flat.reshape(-1), new, mode).reshape(data.shape)

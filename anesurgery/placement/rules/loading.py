@@ -401,7 +401,7 @@ def _ends_in_reshape(value: Var) -> bool:
 REPORTS = (
     LoadReport(
         "refused-edge-pad",
-        "Core ML refuses a specification that mirrors or repeats edges along another axis than the last two "
+        "Core ML refuses a specification that mirrors or repeats edges along an axis other than the last two "
         '("Padding for more than two dimensions only supports `constant` mode")',
         source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; "
         "pytorch/executorch: issues 11708, 11709",
@@ -415,13 +415,13 @@ REPORTS = (
     ),
     LoadReport(
         "refused-number-output",
-        "an output that is a mean of everything, given an axis, failed in every prediction, on every unit: "
-        '"Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
+        "an output that is the mean of all elements, reshaped to one axis, failed in every prediction, on "
+        'every unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
         source="FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
         seen="macOS 14, the vocoder of Kokoro; the chip is not named",
         units=ALL,
         form=_raised_numbers,
-        advice="reduce over the axes that leave one of length 1, as mean(dim=(1, 2)), or leave the output away",
+        advice="take the mean so that an axis of length 1 stays, as in mean(dim=(1, 2)), or drop the output",
         systems=(("macOS", 14),),
         nothing_loads=True,
     ),
@@ -441,11 +441,11 @@ REPORTS = (
         "abort-int8-gpu",
         "a model with weights of 8 bits crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU, the OS is not named; a decoder with such weights ran right with ALL and "
-        "with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
+        seen="M4, units with the GPU, the OS is not named; a decoder with 8-bit weights was right with ALL "
+        "and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
-        advice="ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
+        advice="ask for CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
         chips=("M4",),
         loaded_on=(("macOS", 26),),
         nothing_loads=True,
@@ -466,8 +466,8 @@ REPORTS = (
     ),
     LoadReport(
         "hang-nearest-pool",
-        "a super-resolution network (SAFM) never finished loading with the default units, and was quick with "
-        "CPU_AND_GPU",
+        "a super-resolution network (SAFM) never finished loading with the default units; with CPU_AND_GPU, "
+        "it loaded quickly",
         source="coremltools: issue 2367",
         seen="a Mac that is not named, macOS 15",
         units=ENGINE,
@@ -477,7 +477,7 @@ REPORTS = (
     ),
     LoadReport(
         "refused-cache-scatter",
-        "ANECCompile refused a scatter into a KV cache, of rank 4 too",
+        "ANECCompile refused a scatter into a KV cache, even into a cache of rank 4",
         source="FluidInference/mobius: pull request 67",
         seen="M5 Pro, macOS 26",
         units=ENGINE,
@@ -502,9 +502,9 @@ REPORTS = (
     ),
     LoadReport(
         "refused-state-write",
-        "the compiler of the engine failed where nothing read the write of a state, and with it the load of "
-        'the whole model ("functionName must be nil unless the model type is ML Program"); where the attention '
-        "read the writes it compiled",
+        "the compiler of the engine failed if no op read the result of a write to a state, and the whole "
+        'model failed to load ("functionName must be nil unless the model type is ML Program"); if the '
+        "attention read the result, it compiled",
         source="kasper0406/gemma-coreml-chat: global_cache_states.py",
         seen="M4 Pro, macOS 27, CPU_AND_NE and ALL",
         units=ENGINE,
@@ -517,7 +517,7 @@ REPORTS = (
     ),
     LoadReport(
         "refused-wide-attention",
-        'ANECCompile failed from the second fused attention with heads of 512 on ("live input tensor not used '
+        'ANECCompile failed for two or more fused attentions with heads of 512 ("live input tensor not used '
         'in network"), and all of the model ran on the CPU without an error',
         source="kasper0406/stablehlo-coreml: pull request 89",
         seen="a Mac that is not named, macOS 26.5 and 26.6",
@@ -529,8 +529,8 @@ REPORTS = (
     ),
     LoadReport(
         "abort-flat-attention",
-        "attention of three axes crashed in the GPU back end at the first prediction (the text "
-        "encoders of older Stable Diffusion conversions)",
+        "attention on values of rank 3 crashed in the GPU back end at the first prediction (the text encoders "
+        "of older Stable Diffusion conversions)",
         source="MochiDiffusion/MochiDiffusion: issue 521",
         seen="a Mac that is not named, macOS 27.2, CPU_AND_GPU",
         units=GPU,
@@ -566,20 +566,21 @@ REPORTS = (
     ),
     LoadReport(
         "refused-norm-scale",
-        "a layer norm over 1,024 values or more did not compile for the engine (ANECCompile) with its scale or "
-        "shift, of numbers that differ, between two reshapes; behind the second reshape it did, and on M5 both",
+        "a layer norm over 1,024 or more values did not compile for the engine (ANECCompile) if its scale or "
+        "shift, with elements that differ, was between two reshapes. After the second reshape, it compiled; "
+        "on the M5, both compiled",
         source="sbryngelson/ANEForge: issues 149, 162, pull request 201",
         seen="M1 Max and M2 Pro, macOS 26.5, through E5RT",
         units=ENGINE,
         form=_scaled_between_reshapes,
-        advice="multiply by the scale and add the shift behind the second reshape, or use layer_norm",
+        advice="multiply by the scale and add the shift after the second reshape, or use layer_norm",
         chips=("M1", "M2"),
         systems=(("macOS", 26),),
     ),
     LoadReport(
         "crash-masked-mean",
-        'a mean over tokens by a mask crashed (SIGSEGV), or failed with "Data-dependent shapes were '
-        'disabled", where the length varies; at one length, and on the CPU, it ran',
+        'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", '
+        "if the length varies; with a fixed length, or on the CPU, it ran",
         source="apple/coremltools: issue 2825",
         seen="a device that is not named, coremltools 9, units with the GPU or the engine",
         units=BOTH,
@@ -611,7 +612,7 @@ REPORTS = (
         seen="Core ML through ExecuTorch; the device is not named",
         units=ALL,
         form=_places,
-        advice="keep a mask of fixed size, and list the places in the app",
+        advice="keep a mask of fixed size, and list the indices in the app",
         remedy="mask_to_select",
         of_varying_sizes=True,
     ),

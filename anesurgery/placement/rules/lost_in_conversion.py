@@ -239,7 +239,7 @@ def _is_rescaled(op: Operation, scale: Var) -> bool:
 def lost_branch(op: Operation) -> Operation | None:
     """Return the comparison `y > 0` by which an atan2 gives 0 instead of pi for y = 0, x < 0; else None."""
     angle = quotient_angle(op)
-    if angle is None or not angle.turns:
+    if angle is None or not angle.all_quadrants:
         return None
     results = results_at_points(op, angle.y, angle.x, np.array([[0.0], [-1.0]]))
     if results is None or results[0] > 1.0:
@@ -470,8 +470,8 @@ RULES = (
     _lint(
         "lost-epsilon",
         names("add"),
-        "the converted rms_norm divides by the largest magnitude first and adds the same epsilon then: it has "
-        "grown by the square of that, in fp32 too",
+        "the converted rms_norm first divides by the largest magnitude, and then adds the original epsilon. "
+        "So the epsilon is too large by the square of this magnitude, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
         test=epsilon,
         remedy=RESTORE,
@@ -480,7 +480,8 @@ RULES = (
     _lint(
         "lost-branch",
         names("add sub mul select atan"),
-        "torch.atan2 was converted without the branch y = 0: bins of DC and Nyquist get the phase 0 for pi",
+        "torch.atan2 was converted without the branch y = 0: the DC and Nyquist bins get the phase 0 instead "
+        "of pi",
         "FluidInference/mobius: pull request 50",
         test=branch,
         remedy=RESTORE,
@@ -489,7 +490,7 @@ RULES = (
     _lint(
         "lost-int16",
         NARROWED,
-        "the converter casts the data of a gather, squeeze or topk to int16, and the places of a topk to "
+        "the converter casts the data of a gather, squeeze or topk to int16, and the indices of a topk to "
         "uint16: larger numbers wrap around",
         "apple/coremltools: issue 2222; its pass add_int16_cast, read and run",
         test=lambda op, target: narrowed_data(op) or narrowed_places(op),
@@ -530,17 +531,17 @@ RULES = (
     _lint(
         "lost-infinity",
         names("mul"),
-        "a number beyond 65504, as the lowest number of fp32, became infinite in fp16: a product with it is "
-        "infinite, and NaN where the other factor is 0",
+        "a number beyond 65504, such as the lowest number of fp32, became infinite in fp16: a product with it "
+        "is infinite, and NaN where the other factor is 0",
         "apple/coremltools: issue 2223, pull request 2669",
         test=lambda op, target: infinite_factor(op),
-        advice="convert again with -1e4 for the lowest number of fp32, or in fp32",
+        advice="convert again with -1e4 instead of the lowest number of fp32, or in fp32",
     ),
     _lint(
         "lost-diagonal",
         names("band_part"),
-        "torch.diagonal was converted to a matrix of zeros beside the diagonal, and ExecuTorch, which expects "
-        "the diagonal alone, gave wrong numbers or crashed",
+        "torch.diagonal was converted to a matrix that is 0 off the diagonal. ExecuTorch expects only the "
+        "diagonal, and gave wrong numbers or crashed",
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",
@@ -548,7 +549,8 @@ RULES = (
     _lint(
         "lost-average",
         names("avg_pool"),
-        "Core ML divides such a window by the whole kernel, and torch by what lies inside",
+        "if the last window reaches past the end, Core ML divides its sum by the kernel size, and torch by "
+        "the number of elements inside",
         "apple/coremltools: issue 2772",
         test=lambda op, target: overhanging_mean(op),
         remedy=RESTORE,
@@ -557,7 +559,8 @@ RULES = (
     _lint(
         "lost-mask",
         names("add"),
-        "a triangle aligned at the first key hides the newest keys from every query, which a cache needs",
+        "a causal mask aligned at the first key hides the newest keys from every query; with a cache, queries "
+        "need these keys",
         "PyTorch: scaled_dot_product_attention (is_causal aligns at the upper left)",
         test=lambda op, target: short_causal_mask(op),
         grade=Grade.GUESS,
@@ -568,7 +571,7 @@ RULES = (
 
 UNMOVED = general(
     "lost-output",
-    "what is the same for every input is no result; most often the conversion has lost a part",
+    "an output that is the same for every input is not a result; most often, the conversion has lost a part",
     "the graph itself, by the definition of its ops",
     kind="conversion",
     grade=Grade.MEASURED,

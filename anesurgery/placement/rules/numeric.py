@@ -56,7 +56,7 @@ from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import reduced_size
 
-# Values behind norms.
+# Values behind norms, for the worst input that is still natural: a click in silence.
 
 _NUMBERS = 4096
 """A norm over at most so many numbers gives at most 64 (their root) whatever it reads; it needs no estimate."""
@@ -68,7 +68,7 @@ _SEARCH_STEPS = 200
 
 
 @cached
-def far_end(var: Var) -> float:
+def magnitude_behind_norms(var: Var) -> float:
     """Return the estimated largest magnitude of a value behind norms; infinite for other values."""
     return max(map(abs, _BehindNorms(assume={}).of(var)))
 
@@ -84,10 +84,10 @@ class _BehindNorms(Intervals):
 
     def of(self, var: Var) -> Interval:
         """Return the interval of a value; where too many ops are nested, that of a value half-way up first."""
-        self.steps, self.cut = _SEARCH_STEPS, None
+        self.steps, self.stopped_at = _SEARCH_STEPS, None
         interval = self.at(var)
-        if (half_way := self.cut) is not None:  # `at` went no further up than this value
-            for value in (half_way, var):  # the interval of the first is cached for the second
+        if (half_way := self.stopped_at) is not None:
+            for value in (half_way, var):  # the second search finds the interval of the first in the cache
                 self.steps = _SEARCH_STEPS
                 interval = self.at(value)
         return interval
@@ -175,7 +175,7 @@ def _magnitude_by_weights(var: Var) -> float:
 
 def _magnitude_by_weights_or_norms(var: Var) -> float:
     """Return the smaller of two bounds on a magnitude: by weights, and by a norm upstream of the value."""
-    return min(_magnitude_by_weights(var), far_end(var))
+    return min(_magnitude_by_weights(var), magnitude_behind_norms(var))
 
 
 LARGEST_LOGARITHM = 16.7
@@ -190,7 +190,7 @@ def large_square(op: Operation, target: Target) -> str:
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
     limit, most = fp16.LARGEST ** (1 / exponent), _magnitude_by_weights_or_norms(op.x)
-    if most <= limit or (limit > 2 * LARGEST_LOGARITHM and _is_logarithm(op.x)):
+    if most <= limit or (limit > 2 * LARGEST_LOGARITHM and _is_logarithm(op.x)):  # or a difference of two
         return ""
     return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
@@ -228,7 +228,7 @@ def _values_after(op: Operation, passed_through: frozenset[str], most: int = MOS
 def _ends_saturated(op: Operation) -> bool:
     """Do all consumers of a power, through sums and products, saturate, so that its overflow does no harm?"""
     values = list(_values_after(op, BETWEEN_POWER_AND_SATURATING, MOST_VALUES + 1))
-    if len(values) > MOST_VALUES or any(map(is_output, values)):
+    if len(values) > MOST_VALUES or any(map(is_output, values)):  # there are more values than are looked at
         return False
     return all(
         reader.op_type in BETWEEN_POWER_AND_SATURATING | SATURATING or _vanishes(reader, var)
@@ -246,13 +246,13 @@ def _vanishes(reader: Operation, var: Var) -> bool:
 
 def _ends_under_root(op: Operation) -> bool:
     """Is a square summed under a root or logarithm, which `num-root` and `num-spectrum` report instead?"""
-    readers = (reader for var in _values_after(op, BETWEEN_SQUARE_AND_ROOT) for reader in var.child_ops)
-    root = next(filter(_is_root_or_logarithm, readers), None)
-    return root is not None and (squares.root(root) is not None or squares.spectrum(root) is not None)
-
-
-def _is_root_or_logarithm(op: Operation) -> bool:
-    return op.op_type in ("sqrt", "rsqrt", "log") or (op.op_type == "pow" and number(op.y) == 0.5)
+    readers = [reader for var in _values_after(op, BETWEEN_SQUARE_AND_ROOT) for reader in var.child_ops]
+    roots = [
+        reader
+        for reader in readers
+        if reader.op_type in ("sqrt", "rsqrt", "log") or (reader.op_type == "pow" and number(reader.y) == 0.5)
+    ]
+    return bool(roots) and (squares.root(roots[0]) is not None or squares.spectrum(roots[0]) is not None)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
@@ -370,8 +370,11 @@ def unbounded_exponential(op: Operation, target: Target) -> str:
     if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in readers):
         return ""  # other rules report softmaxes, softplus and sigmoids
     function = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
-    most = fp16.LARGEST_EXPONENT / log_base
-    return f"{function} of %{exponent.name}, which has no known bound, overflows above {most:.2f}"
+    return _unbounded_words(function, exponent, fp16.LARGEST_EXPONENT / log_base)
+
+
+def _unbounded_words(function: str, exponent: Var, limit: float) -> str:
+    return f"{function} of %{exponent.name}, which has no known bound, overflows above {limit:.2f}"
 
 
 def _with_consumers(ops: Iterable[Operation]) -> Iterator[Operation]:
@@ -411,7 +414,7 @@ def infinite_constant(op: Operation, target: Target) -> str:
             continue
         low, high = constant_range(var)
         has_known_range = (low, high) != ANY or np.size(constant(var)) == 1
-        is_mask = mask_fill(op) is not None or (op.op_type == "mul" and infinite_product(op, target))
+        is_mask = mask_fill(op) is not None or (op.op_type == "mul" and infinite_product(op, target) != "")
         if has_known_range and max(abs(low), abs(high)) > fp16.LARGEST and not is_mask:
             return f"%{var.name} holds {high if high > fp16.LARGEST else low:g}"
     return ""
@@ -420,6 +423,8 @@ def infinite_constant(op: Operation, target: Target) -> str:
 KEEPS_NUMBERS = CARRIERS | {"tile"}
 """Ops that move or repeat a guarded number without changing it."""
 DIVIDING = frozenset({"inverse", "rsqrt", "real_div"})
+LIMITING = frozenset({"maximum", "clip"})
+"""Ops that keep a value at or above a lower bound."""
 LARGEST_EPSILON = 1e-3
 """A number from here on that is added is no epsilon. A choice: common ones are 1e-12 to 1e-5."""
 
@@ -437,19 +442,27 @@ def _before_moves(var: Var) -> Var:
     return var
 
 
-def _guard(op: Operation) -> float | None:
-    """Return the epsilon or lower bound that keeps a value away from 0; None if there is none, or no need."""
-    if op.op_type in ("maximum", "clip"):
-        return _lower_bound(op)
-    if op.op_type == "add":
-        limits = guard_of(op)
-        if limits is None or not 0 < limits.least < LARGEST_EPSILON:
-            return None
-        return limits.least if _consumer_types(op.outputs[0]) & {"sqrt", *SINGULAR, *DIVIDING} else None
-    inner = producer(op.x)
-    is_guarded = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
-    if op.op_type == "log" and (is_guarded or bounds.interval(op.x)[0] >= fp16.LEAST):
+def _epsilon(op: Operation) -> float | None:
+    """Return the epsilon that keeps a value away from 0; None if there is none, or no need."""
+    return _added_epsilon(op) if op.op_type == "add" else _own_epsilon(op)
+
+
+def _added_epsilon(op: Operation) -> float | None:
+    """Return the epsilon that an add adds for a root, logarithm or division; else None."""
+    limits = guard_of(op)
+    if limits is None or not 0 < limits.least < LARGEST_EPSILON:
         return None
+    return limits.least if _consumer_types(op.outputs[0]) & {"sqrt", *SINGULAR, *DIVIDING} else None
+
+
+def _own_epsilon(op: Operation) -> float | None:
+    """Return the parameter epsilon of a norm, log or rsqrt; None where another op keeps its operand from 0."""
+    inner = producer(op.x)
+    if op.op_type == "log":
+        adds_constant = inner is not None and any(is_stored(v) for _, v in operands(inner))
+        is_guarded = inner is not None and inner.op_type in {"add", *LIMITING} and adds_constant
+        if is_guarded or bounds.interval(op.x)[0] >= fp16.LEAST:
+            return None
     if op.op_type == "rsqrt" and inner is not None and not inner.op_type.startswith("reduce_"):
         return None
     return number(op.inputs.get("epsilon"))
@@ -467,34 +480,34 @@ def _lower_bound(op: Operation) -> float | None:
     return limits.least if _consumer_types(op.outputs[0]) & needing else None
 
 
-def _has_constant(op: Operation) -> bool:
-    return any(is_stored(v) for _, v in operands(op))
-
-
 def lost_epsilon(op: Operation, target: Target) -> str:
-    """Report an epsilon that rounds to 0 in fp16, or to its smallest number."""
-    least = _guard(op) if _is_half(op) else None
-    if op.op_type in ("maximum", "clip"):
-        words = f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
-        return words if least == fp16.LEAST else ""
-    if least is None or least > fp16.LEAST / 2:
+    """Report an epsilon that rounds to 0 in fp16, or a lower bound that is its smallest number."""
+    if not _is_half(op):
         return ""
-    value = f" {least:.2g}" if least else ""
+    if op.op_type in LIMITING:
+        words = f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
+        return words if _lower_bound(op) == fp16.LEAST else ""
+    epsilon = _epsilon(op)
+    if epsilon is None or epsilon > fp16.LEAST / 2:
+        return ""
+    value = f" {epsilon:.2g}" if epsilon else ""
     return f"the epsilon{value} is 0 in fp16, whose smallest number is {fp16.LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
-    """Report a written epsilon, or a lower bound of a logarithm or divisor, that is subnormal in fp16."""
-    least = _guard(op) if _is_half(op) else None
-    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL:
+    """Report an epsilon, or a lower bound above the smallest number of fp16, that is subnormal in fp16."""
+    if not _is_half(op):
         return ""
-    is_limit = op.op_type in ("maximum", "clip")
-    if is_limit and least == fp16.LEAST:
+    is_bound = op.op_type in LIMITING
+    value = _lower_bound(op) if is_bound else _epsilon(op)
+    if value is None or not fp16.LEAST / 2 < value < fp16.NORMAL:
+        return ""
+    if is_bound and value == fp16.LEAST:
         return ""  # `lost_epsilon` reports it
-    if not is_limit and bounds.interval(op.x)[0] >= fp16.NORMAL:
+    if not is_bound and bounds.interval(op.x)[0] >= fp16.NORMAL:
         return ""
-    words = "the least number" if is_limit else "epsilon"
-    return f"{words} {least:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
+    words = "the least number" if is_bound else "epsilon"
+    return f"{words} {value:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
 
 
 def large_integers(op: Operation, target: Target) -> str:
@@ -502,8 +515,9 @@ def large_integers(op: Operation, target: Target) -> str:
     if not _is_half(op) or np_dtype(op.x).kind not in "iu":
         return ""
     low, high = bounds.interval(op.x)
-    end = producer(op.x, "range_1d")
-    high = max(high, number(end.end) or 0) if end is not None and math.isinf(high) else high
+    positions = producer(op.x, "range_1d")
+    if positions is not None and math.isinf(high):
+        high = max(high, number(positions.end) or 0)
     if math.isfinite(high):
         most = max(abs(low) if math.isfinite(low) else 0, abs(high))
         return f"integers up to {most:.0f} become fp16" if most > fp16.LAST_INTEGER else ""
@@ -584,19 +598,15 @@ def width_slice(op: Operation, target: Target) -> str:
 
 
 def bare_exponential(op: Operation, target: Target) -> str:
-    """Report a softmax that is written out without subtracting the largest score."""
+    """Report a softmax that is written out without subtracting the largest score: an exp that is summed."""
     if not _is_half(op) or bounds.interval(op.x)[1] <= fp16.LARGEST_EXPONENT:
         return ""
     if not any(r.op_type == "reduce_sum" for r in readers_after(op.outputs[0])):
         return ""
-    return f"exp of %{op.x.name}, which has no known bound, overflows above {fp16.LARGEST_EXPONENT:.2f}"
+    return _unbounded_words("exp", op.x, fp16.LARGEST_EXPONENT)
 
 
 GROWING = frozenset({"exp", "sinh", "cosh"})
-
-
-def _largest_exponent(op: Operation) -> float:
-    return bounds.interval(op.x)[1] if op.op_type == "exp" else bounds.magnitude(op.x)
 
 
 def overflowing_exponential(op: Operation, target: Target) -> str:
@@ -604,7 +614,11 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     form = written_exponential(op) if _is_half(op) else None
     if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
-    most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWING)
+    most = max(
+        bounds.interval(growing.x)[1] if growing.op_type == "exp" else bounds.magnitude(growing.x)
+        for growing in form.ops
+        if growing.op_type in GROWING
+    )
     if most <= fp16.LARGEST_EXPONENT:
         return ""
     inner = form.exponential
@@ -618,6 +632,8 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
 
 _numeric = partial(Rule, kind="numeric")
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
+STUDY_OF_ELEMENTWISE = f"{STUDY}: the elementwise unit is fp16"
+SQUARE_OVERFLOWS = "the elementwise unit is fp16: 256 * 256 is infinite"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
 INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
 MASKS = (
@@ -656,8 +672,7 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-square",
         frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
-        "the elementwise unit is fp16: 256 * 256 is infinite, and Core ML has no root mean square norm that "
-        "would hide the square",
+        f"{SQUARE_OVERFLOWS}, and Core ML has no root mean square norm that would hide the square",
         f"coremltools: frontend/torch/ops.py (rms_norm); {STUDY}",
         test=large_square,
         grade=Grade.DOCUMENTED,
@@ -836,7 +851,7 @@ RULES: tuple[Rule, ...] = (
     _hazard_rule(
         "num-root",
         squares.ROOT,
-        "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
+        f"{SQUARE_OVERFLOWS}, though its root or logarithm would be small",
         STUDY,
         size=_magnitude_by_weights_or_norms,
         remedy="scale_roots",
@@ -856,7 +871,7 @@ RULES: tuple[Rule, ...] = (
     _hazard_rule(
         "num-spectrum",
         squares.SPECTRUM,
-        "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
+        f"{SQUARE_OVERFLOWS}, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
         size=_magnitude_by_weights,
         remedy="scale_spectra",
@@ -865,7 +880,7 @@ RULES: tuple[Rule, ...] = (
     _hazard_rule(
         "num-cosine",
         squares.COSINE,
-        "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
+        f"{SQUARE_OVERFLOWS}, though a cosine is at most 1",
         STUDY,
         size=_magnitude_by_weights,
         remedy="scale_cosines",
@@ -875,7 +890,7 @@ RULES: tuple[Rule, ...] = (
         "num-variance",
         means.VARIANCE,
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
-        f"{STUDY}: the elementwise unit is fp16",
+        STUDY_OF_ELEMENTWISE,
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
@@ -902,7 +917,7 @@ RULES: tuple[Rule, ...] = (
         "num-angle",
         frozenset({"sin", "cos"}),
         "fp16 has eleven binary digits: of a large angle they tell how many turns it has, little of its end",
-        f"{STUDY}: the elementwise unit is fp16",
+        STUDY_OF_ELEMENTWISE,
         test=large_angle,
         remedy="widen_to_fp32",
         advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
@@ -911,7 +926,7 @@ RULES: tuple[Rule, ...] = (
         "num-points",
         frozenset({"resample"}),
         "fp16 has eleven binary digits: near 1 its steps are 1/2048, so many pixels of a large image apart",
-        f"{STUDY}: the elementwise unit is fp16; apple/coremltools: issue 2068",
+        f"{STUDY_OF_ELEMENTWISE}; apple/coremltools: issue 2068",
         test=coarse_points,
         remedy="widen_to_fp32",
         advice="sample a smaller image, or keep the grid and the sampling in fp32, on the CPU or the GPU",
@@ -931,7 +946,7 @@ RULES: tuple[Rule, ...] = (
         "num-cancel",
         frozenset({"add", "sub", "log", "mod", "floor_div", "sqrt", "acos", "asin", "atanh"}),
         "fp16 has 11 binary digits; a difference of two near numbers loses the digits that they share",
-        f"{STUDY}: the elementwise unit is fp16",
+        STUDY_OF_ELEMENTWISE,
         test=cancelled,
         remedy="widen_to_fp32",
         advice="subtract before squaring, or compute these few ops in fp32, on the CPU",

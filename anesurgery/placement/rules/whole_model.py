@@ -61,12 +61,13 @@ _PALETTE_OF_4_BITS = 16
 
 _MINUTES = _large(
     "load-minutes",
-    "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
-    "later 3 to 5 s (macOS 15.3.1); 1.4 GB, and 754 MB of int8, took 4 minutes on an A19 Pro; 667 MB took "
-    "140 s, did not compile, and the first prediction was killed (a Mac, not named). More than 1 GB, which "
-    "an A16 loaded, did not compile on an A18, took 5 to 6 GB of memory, and the app was killed; so was a "
-    "palettized text encoder of SDXL after 9 minutes, on an A15 (iOS 17 beta). 335 MB of CLIP took 97 s on an "
-    "A16. It is compiled anew after an update of the app, and where the OS drops its cache",
+    "the first load compiles the model for the engine. Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s "
+    "(M2 Pro); later loads took 3 to 5 s (macOS 15.3.1). On an A19 Pro, models of 1.4 GB, and of 754 MB with "
+    "int8 weights, took 4 minutes. On a Mac that is not named, a model of 667 MB failed to compile after 140 "
+    "s, and the first prediction was killed. An A16 loaded a model of more than 1 GB; on an A18, the same "
+    "model did not compile, took 5 to 6 GB of memory, and the app was killed. On an A15 (iOS 17 beta), an app "
+    "with a palettized text encoder of SDXL was killed after 9 minutes. On an A16, 335 MB of CLIP took 97 s. "
+    "The OS compiles a model again after an update of the app, and after it drops its cache",
     "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issues 2758, "
     "2503, 1814; apple/ml-stable-diffusion issue 255",
     scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, A19 Pro, iOS 26, A18, A16 and A15"),
@@ -77,44 +78,45 @@ _MINUTES = _large(
 )
 _OUT_OF_MEMORY = _large(
     "compile-memory",
-    "at some shapes the compiler runs out of memory, in no monotonic way: 128 queries over 1,024 keys did, 130 "
-    "ran in 83 ms, and 64 in 46 ms; one query over 2,048 did, 64 ran. Elsewhere an attention with a state, of "
-    "128 queries over 1,024 keys, did not run on the engine, and one of 32 did",
+    "at some shapes the compiler runs out of memory, though it can compile larger ones. With 1,024 keys, 128 "
+    "queries failed, 130 ran in 83 ms, and 64 in 46 ms. With 2,048 keys, one query failed and 64 ran. "
+    "Elsewhere an attention with a state, of 128 queries over 1,024 keys, did not run on the engine, and "
+    "one of 32 did",
     "pytorch/executorch issue 8439; Anemll/Anemll issue 27, coremltools issue 2553",
     scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
     advice="take another number of tokens in one call (130 for 128), and load it on the device first",
 )
 _HISTORY = _large(
     "compile-history",
-    "a prefill over a history of 32,768 did not compile for the engine, and took 380 s instead of 17; one of "
-    "8,192 compiled. Of a Gemma 4 no prefill over 32,768 or more did, nor a decode step with two such caches; "
-    "over 16,384 all did",
+    "a prefill with a history of 32,768 tokens did not compile for the engine, and took 380 s instead of 17; "
+    "with 8,192 tokens it compiled. For a Gemma 4, no prefill over 32,768 or more tokens compiled, and no "
+    "decode step with two caches of this length; over 16,384 tokens all compiled",
     "Pummelchen/NVMAI issue 7; kasper0406/gemma-coreml-chat: README.md",
     scope=Scope(frozenset({16, 17}), "seen on M5, macOS 26.5, and M4 Pro, macOS 27"),
     advice="keep a shorter history, or a window",
 )
 _LATE_SHAPE = general(
     "compile-late-shape",
-    'a shape that depends on a value of the run is refused by the compiler of the engine and of the CPU ("Data-'
-    'dependent shapes were disabled"), and only a GPU took the model',
+    "the compilers of the engine and of the CPU refuse a shape that depends on a computed value "
+    '("Data-dependent shapes were disabled"), and only a GPU ran the model',
     "ironblock/sidekick: docs/DECISIONS.md D15",
     kind="shape",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M1 Max, macOS 26 and 27"),
-    advice="give the length as a constant, and mask what is beyond it",
+    advice="give the length as a constant, and mask the rest",
 )
 _NORM_VALUES = _large(
     "compile-norm-values",
-    "two instances of a transformer block at 64x64 failed to compile and one did, and it depended on the "
-    'values of four vectors of LayerNorm ("failed create split by input channel"); through Core AI',
+    "of three instances of a transformer block at 64x64, two failed to compile and one compiled: it depended "
+    'on the values of four LayerNorm vectors ("failed create split by input channel"); through Core AI',
     "apple/coreai-models issue 138",
     scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
     advice="load the trained model on the device: one with random weights proves nothing",
 )
 _PALETTE_STATE = _large(
     "state-palette",
-    "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
-    "converted by coremltools 8.3 and not by 9.0, did not",
+    "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same decoder, "
+    "converted by coremltools 8.3 instead of 9.0, did not crash",
     "coremltools issue 2716",
     scope=Scope(os="seen on an M5 Max, macOS 26.5, CPU_AND_NE, Whisper large-v3 turbo"),
     advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
@@ -135,8 +137,8 @@ _WAVEFORM = _large(
 )
 _PHONE = _large(
     "size-phone",
-    "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
-    "int8), and a package of 1.88 GB of int8 was killed at about 5 GB, while one of fp16 of 1.4 GB ran",
+    "weights are expanded to fp16 when they are loaded: 0.8 billion weights take 1.6 GB of memory, stored as "
+    "fp16 or as int8. An int8 package of 1.88 GB was killed at about 5 GB; an fp16 package of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the limit of a program, and measure phys_footprint",

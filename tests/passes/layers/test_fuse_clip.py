@@ -68,7 +68,7 @@ UPPER: list[list[tuple[str, dict[str, Any]]]] = [
     [MINUS, above(2), MINUS],
     [MINUS, RELU, MINUS],
 ]
-"""They bound from above: a `clip`, or two layers in the first releases."""
+"""They bound from above: a `clip`, or two layers in iOS 11 and 12."""
 
 
 def test_minus_infinity() -> None:

@@ -1,0 +1,463 @@
+"""How ops use the length of a dynamic axis (`use_of`): what is shown at a few lengths may hold at every length.
+
+An op is *alike* at every length where each dynamic axis is one of these:
+
+* an axis of the result, of which each slice is made of the same slice of each operand, in the same way at
+  every place (the rows of `semantics.rows`: pointwise ops, broadcasts of length 1, permutations, lookups in
+  tables by rows, products and norms over other axes, slices and pads of other axes);
+* an axis that is reduced, or summed over with another dynamic axis (`reduce_sum`, `matmul`, attention);
+* an axis along which a `softmax`, an `instance_norm`, a `cumsum` or a `reverse` works.
+
+No constant meets the length in such an op. A site of such ops adds, moves and reduces in one way, whatever the
+length, so two sides that agree at several lengths, 1 among them, agree at all. What asks for a shape only to
+reshape by it, with the same elements before and after each dynamic axis, is alike too.
+
+An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the length
+is beyond all these constants together, nothing new happens, but for the remainder by the strides.
+
+Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a mask
+has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours of the
+constants, and of these with the constants that are added. No lengths that decide are known in three cases:
+
+* *scaled*: numbers are multiplied or divided before they are compared; a length plus itself is twice as long;
+* *joint*: several lengths are compared with each other;
+* *unlike*: one length looks up one row of a table that the other side has not.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anesurgery.checking.lengths import sizes_of
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    is_stored,
+    is_symbolic,
+    nested_ops,
+    np_dtype,
+    operands,
+    reads,
+    types,
+)
+from anesurgery.ops import (
+    BROADCASTING,
+    COMPARISONS,
+    JOINING,
+    LOGICAL,
+    LOOKUPS,
+    POINTWISE,
+    REDUCTIONS,
+    VIEWS,
+    names,
+)
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
+
+WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
+"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
+CONVOLUTIONS = names("conv conv_transpose")
+LOCAL_OPS = CONVOLUTIONS | names(
+    "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape"
+)
+LOCAL_OPS |= names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle")
+"""Ops whose constants say which places along an axis they read or make."""
+STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
+"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
+AXIS_PARAMETERS = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
+"""Parameters of integers that no place along an axis meets."""
+SHAPE_OPS = names("shape fill_like")
+"""Ops that make numbers, or constants, of a shape alone."""
+SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
+"""Ops through which lengths go from a shape to a reshape."""
+ADDING_OPS = SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS
+ADDING_OPS |= names(
+    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs"
+)
+ADDING_OPS |= names("band_part one_hot reverse gather_along_axis gather_nd pad")
+"""Ops whose constants are at most added to the lengths that are in their results."""
+SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
+"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
+PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis."""
+ANGLE_OPS = names("cos sin")
+"""Ops of whose results nothing tells a length."""
+SMOOTH_OPS = ANGLE_OPS | names(
+    "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze"
+)
+SMOOTH_OPS |= names("matmul linear")
+"""Ops that do the same whatever number they read."""
+TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
+"""Ops that turn where a number that they read meets another one."""
+OFFSET_OPS = names("add sub range_1d")
+"""Ops whose constants are added to a number."""
+TABLE_OPS = LOOKUPS | PER_AXIS_OPS
+"""Ops that look up numbers of their parameter `x`."""
+COUNT_PARAMETERS = names("shape size end")
+"""Parameters by which a length says how many, not which ones."""
+WEIGHT_PARAMETERS = names(
+    "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
+)
+"""Parameters whose numbers no place and no length meets."""
+LARGEST_LENGTH = 1 << 24
+"""Numbers from this on are not lengths: no axis has 16 million elements."""
+SMALL_CONSTANT = 64
+"""Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
+
+
+class Use(IntEnum):
+    """How a length is used, from the least to the most."""
+
+    ALIKE = 0
+    LOCAL = 1
+    NUMBERS = 2
+    SCALED = 3
+
+
+@dataclass(frozen=True)
+class LengthUse:
+    """How some ops use the lengths of their dynamic axes."""
+
+    kind: Use = Use.ALIKE
+    constants: tuple[int, ...] = ()
+    """The integers that a length may meet, ascending."""
+    reach: int = 0
+    """Of local ops: beyond this length, windows and indices meet no constant."""
+    period: int = 1
+    """Of local ops: the length is used differently by its remainder modulo this."""
+    sizes: tuple[Any, ...] = ()
+    """The symbolic sizes that are used."""
+    offsets: tuple[int, ...] = ()
+    """Constants added to numbers computed from lengths, each as often as on the side that adds it most."""
+    joint: bool = False
+    """Whether several lengths are compared with each other."""
+    compared: tuple[Any, ...] = ()
+    """The sizes whose numbers are compared."""
+    unlike: bool = False
+    """Whether one side looks up a row of a table by length that the other side does not have."""
+
+
+class _NumberFromLengths(NamedTuple):
+    """How a value is computed from lengths."""
+
+    scaled: bool
+    """Whether a length was multiplied."""
+    times: Mapping[Any, tuple[float, float]]
+    """Size -> how often it is contained in the value, at least and at most."""
+
+
+LengthNumbers = dict[Var, _NumberFromLengths]
+"""Values computed from lengths and constants only."""
+
+
+def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
+    """Return how the ops of both sides use dynamic lengths.
+
+    Args:
+        sides: the ops of each side, in the order in which they run.
+        results: the results that others read.
+    """
+    by_side = [[op for op in ops if op.op_type != "const"] for ops in sides]
+    computed = [op for ops in by_side for op in ops]
+    if not any(_is_dynamic(op) for op in computed):
+        return LengthUse()
+    numbers = _numbers_from_lengths(computed)
+    if numbers and _only_shapes(computed, numbers, results):
+        computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
+    unlike_ops = [op for op in computed if not _is_alike(op)]
+    if not unlike_ops:
+        return LengthUse()
+    kind = max(map(_use_of_op, unlike_ops))
+    kind = Use.SCALED if any(_scales(op, numbers) for op in computed) else kind
+    constants = {op: _constants(op) for op in (unlike_ops if kind is Use.LOCAL else computed)}
+    period = math.lcm(*(math.prod(_period(op) for op in ops if op in unlike_ops) for ops in by_side))
+    used = [v for op in unlike_ops for v in (*reads(op), *op.outputs)]
+    compared = [_compared_sizes(op, numbers) for op in computed]
+    offsets = [
+        Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in by_side
+    ]
+    return LengthUse(
+        kind=kind,
+        constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
+        reach=period * max(sum(sum(constants.get(op, ())) for op in ops) for ops in by_side),
+        period=period,
+        sizes=tuple({d: None for v in used for d in sizes_of(v) if is_symbolic(d)}),
+        # `|` of two counters keeps the larger count of each number
+        offsets=tuple(functools.reduce(operator.or_, offsets).elements()),
+        joint=any(len(sizes) > 1 for sizes in compared),
+        compared=tuple({d: None for sizes in compared for d in sizes}),
+        unlike=_has_unlike_tables(by_side, numbers),
+    )
+
+
+def _is_dynamic(op: Operation) -> bool:
+    """Return whether an op reads or computes a value of symbolic size."""
+    inner = (v for nested in nested_ops(op) for v in nested.outputs)
+    return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
+
+
+def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
+    """Return the values that are computed from lengths and constants only."""
+    numbers: LengthNumbers = {}
+    for op in ops:
+        read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
+        counts = bool(read) and op.op_type in SHAPE_OPS and any_symbolic(sizes_of(read[0]))
+        counts = counts or _sums_counts(op)
+        if op.op_type in ANGLE_OPS or not (counts or (read and all(v in numbers for v in read))):
+            continue
+        if op.op_type in COMPARISONS | LOGICAL:
+            numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(False, {}))
+            continue
+        times = _times_contained(op, read, numbers, counts=counts)
+        has_stride = op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
+        scaled = has_stride or op.op_type not in ADDING_OPS
+        scaled = scaled or any(v in numbers and numbers[v].scaled for v in read)
+        scaled = scaled or any(max(-low, high) > 1 for low, high in times.values())
+        numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(scaled, times))
+    return numbers
+
+
+def _times_contained(
+    op: Operation, read: Sequence[Var], numbers: LengthNumbers, *, counts: bool
+) -> Mapping[Any, tuple[float, float]]:
+    """Return how often each size is contained in what an op computes from numbers: (at least, at most)."""
+    symbolic = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
+    if symbolic and op.outputs[0].rank == 0 and symbolic[0].is_Symbol:
+        return {symbolic[0]: (1, 1)}
+    if symbolic or counts:
+        return dict.fromkeys(symbolic or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
+    operand_times: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
+    sizes = {d for times in operand_times.values() for d in times}
+    x, y = (operand_times.get(op.inputs.get(name), {}) for name in ("x", "y"))
+    if op.op_type == "add":
+        return {d: tuple(np.add(x.get(d, (0, 0)), y.get(d, (0, 0))).tolist()) for d in sizes}
+    if op.op_type == "sub":  # the least of x - y takes the most of y
+        return {d: tuple(np.subtract(x.get(d, (0, 0)), y.get(d, (0, 0))[::-1]).tolist()) for d in sizes}
+    ends = {d: [0, *(end for times in operand_times.values() for end in times.get(d, ()))] for d in sizes}
+    return {d: (min(of_size), max(of_size)) for d, of_size in ends.items()}
+
+
+def _offsets(op: Operation) -> list[int]:
+    """Return what an op adds to a number, but for 1: the neighbours of all constants are tried in any case."""
+    if op.op_type not in OFFSET_OPS:
+        return []
+    values = (constant(v) for name, v in operands(op) if name != "step")
+    return [
+        abs(n)
+        for value in values
+        if value is not None
+        for n in _whole_numbers(op, np.asarray(value))
+        if abs(n) > 1
+    ]
+
+
+def _compared_sizes(op: Operation, numbers: LengthNumbers) -> set[Any]:
+    """Return the sizes whose numbers an op compares."""
+    read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in TURNING_OPS else []
+    return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
+
+
+def _has_unlike_tables(sides: Sequence[Sequence[Operation]], numbers: LengthNumbers) -> bool:
+    """Return whether only one side has tables, or other large constants, that a single number looks up."""
+    tables = [
+        {
+            hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
+            for op in ops
+            if any(
+                v in numbers and not any_symbolic(sizes_of(v))
+                for name, v in operands(op)
+                if name not in COUNT_PARAMETERS
+            )
+            for name, v in operands(op)
+            if (value := constant(v)) is not None
+            and np.size(value) > (1 if name == "x" and op.op_type in TABLE_OPS else SMALL_CONSTANT)
+        }
+        for ops in sides
+    ]
+    return any(of_side != tables[0] for of_side in tables)
+
+
+def _scales(op: Operation, numbers: LengthNumbers) -> bool:
+    """Return whether an op compares, rounds or divides to integers what was multiplied or divided."""
+    read = [v for v in reads(op) if v in numbers]
+    if read and op.op_type in ("floor_div", "mod"):
+        return True
+    to_integers = op.op_type == "cast" and np_dtype(op.outputs[0]).kind != "f"
+    return any(numbers[v].scaled for v in read) and (to_integers or op.op_type not in SMOOTH_OPS | {"cast"})
+
+
+def _only_shapes(ops: Sequence[Operation], numbers: LengthNumbers, results: Sequence[Var]) -> bool:
+    """Return whether lengths are only read to reshape by them."""
+    carried = all(op.op_type in SHAPE_CARRIERS | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
+    readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]
+    inner = not numbers.keys() & {*results}
+    return carried and inner and all(op.op_type == "reshape" and op.x not in numbers for op in readers)
+
+
+def _is_alike(op: Operation) -> bool:
+    """Return whether an op does the same at every place of each dynamic axis, whatever the length."""
+    if not _is_dynamic(op):
+        return True
+    if op.blocks or _is_open(op):
+        return False
+    if op.op_type == "reshape":
+        return _keeps_dynamic_axes(op.x.shape, op.outputs[0].shape)
+    return _aligned(op) if op.op_type in POINTWISE else _by_places(op)
+
+
+def _is_open(op: Operation) -> bool:
+    """Return whether an op has a list, or a value of any number of axes."""
+    values = [*reads(op), *op.outputs]
+    variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
+    return any(types.is_list(v.sym_type) for v in values) or any(variadic)
+
+
+def _aligned(op: Operation) -> bool:
+    """Return whether each size of an operand is dynamic where that of the result is, or 1."""
+    out = op.outputs[0].shape
+    aligned = [
+        v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
+    ]
+    pairs = [pair for v in aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
+    differing = [size for size, length in pairs if is_symbolic(size) != is_symbolic(length)]
+    return all(not is_symbolic(size) and size == 1 for size in differing)
+
+
+def _keeps_dynamic_axes(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Return whether a reshape leaves as many elements as before around each dynamic axis.
+
+    From (2, 3, s, 4) to (6, s, 2, 2) it does: 6 elements before the axis s, and 4 behind it.
+    """
+    (before, old_between), (after, new_between) = _dynamic_axes(old), _dynamic_axes(new)
+    if len(before) != len(after) or (len(before) > 1 and before != after):
+        return False
+    return old_between == new_between
+
+
+def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Return the dynamic sizes, and the elements before the first, between neighbours, and behind the last."""
+    at = [i for i, size in enumerate(shape) if is_symbolic(size)]
+    ends = zip([-1, *at], [*at, len(shape)], strict=True)
+    return [shape[i] for i in at], [math.prod(shape[a + 1 : b]) for a, b in ends]
+
+
+def _by_places(op: Operation) -> bool:
+    """Return whether an op is alike by where its axes go (`semantics.rows`)."""
+    placed = places_of(op)
+    stated = {o.var for o in placed or ()}
+    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
+        return False
+    fed, summed = set[int](), list[Any]()
+    for size, place in ((d, at) for o in placed for d, at in zip(o.var.shape, o.places, strict=True)):
+        dynamic = is_symbolic(size)
+        if isinstance(place, int):
+            if any(is_symbolic(v.shape[place]) != dynamic for v in op.outputs):
+                return False
+            fed |= {place} if dynamic else set()
+        elif place == BROADCAST and (dynamic or size != 1):
+            return False
+        elif place == CONTRACTED:
+            summed.append(size)
+        elif dynamic and op.op_type not in WHOLE_AXIS_OPS:
+            return False
+    dynamic_axes = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
+    in_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)  # of two operands
+    fed_alike = dynamic_axes <= fed or op.op_type in WHOLE_AXIS_OPS
+    return fed_alike and (in_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
+
+
+def _sums_counts(op: Operation) -> bool:
+    """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
+    placed = places_of(op) if op.op_type in SUM_OPS and not _is_open(op) else None
+    summed = any(
+        is_symbolic(d) and at in (CONTRACTED, MIXED)
+        for o in placed or ()
+        for d, at in zip(o.var.shape, o.places, strict=True)
+    )
+    return summed and all(math.isfinite(end) for o in placed or () for end in interval(o.var))
+
+
+def _use_of_op(op: Operation) -> Use:
+    """Return how an op that is not alike uses the length."""
+    if op.blocks:
+        return Use.SCALED  # what is in a loop may be multiplied in any round
+    parameters = [v for name, v in operands(op) if name not in ("x", "values")]
+    is_local = op.op_type in LOCAL_OPS and all(constant(v) is not None or is_stored(v) for v in parameters)
+    if op.op_type == "reshape":
+        is_local = is_local and _reshape_ratio(op) is not None
+    return Use.LOCAL if is_local else Use.NUMBERS
+
+
+def _reshape_ratio(op: Operation) -> int | None:
+    """Return by what a reshape divides or multiplies a dynamic axis; None where that is no integer."""
+    old, new = ([d for d in v.shape if is_symbolic(d)] for v in (op.x, op.outputs[0]))
+    if not old or not new:
+        return None
+    ratio = math.prod(old) / math.prod(new)
+    integers = [r for r in (ratio, 1 / ratio) if r.is_number and int(r) == r]
+    return int(integers[0]) if integers else None
+
+
+def _period(op: Operation) -> int:
+    """Return by what an op divides or multiplies the length of an axis."""
+    if op.op_type == "reshape":
+        return _reshape_ratio(op) or 1
+    steps = [abs(n) for name, _ in operands(op) if name in STRIDE_PARAMETERS for n in ints(op, name)]
+    return max(steps, default=1)
+
+
+def _constants(op: Operation) -> list[int]:
+    """Return the integers of an op that a place, or a number made of a length, may meet."""
+    integers: list[Any] = []
+    for inner in (op, *nested_ops(op)):
+        for name, var in operands(inner):
+            if name in AXIS_PARAMETERS or name in WEIGHT_PARAMETERS:
+                if inner.op_type in CONVOLUTIONS and name == "weight":
+                    integers += _kernel_reach(inner)
+            elif not is_stored(var):
+                if inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner)):
+                    integers += sizes_of(var)
+            elif (value := constant(var)) is not None and not isinstance(value, str):
+                integers += _whole_numbers(inner, np.asarray(value))
+            else:
+                integers += sizes_of(var)
+    return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
+
+
+def _kernel_reach(op: Operation) -> list[int]:
+    """Return how far the kernel of a convolution reaches along each axis."""
+    sizes = [1 if is_symbolic(d) else d for d in op.weight.shape[2:]]
+    dilations = ints(op, "dilations") or [1] * len(sizes)
+    return [(int(n) - 1) * d + 1 for n, d in zip(sizes, dilations, strict=True)]
+
+
+def _whole_numbers(op: Operation, numbers: Array) -> list[int]:
+    """Return the whole numbers of a small constant, and its lengths.
+
+    Of a parameter with a number for each axis, only those of dynamic axes are returned.
+    """
+    local = op.op_type in LOCAL_OPS
+    lengths = list[int]() if local else list(numbers.shape)
+    if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
+        return lengths
+    if numbers.size > SMALL_CONSTANT:
+        return [*lengths, int(numbers.max())] if numbers.dtype.kind in "iu" else lengths
+    if op.op_type in PER_AXIS_OPS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
+        per_axis = len(numbers) // op.x.rank
+        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // per_axis])])
+    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LARGEST_LENGTH]
+    return lengths + [int(n) for n in kept if n == int(n)]

@@ -1,0 +1,443 @@
+"""Search the steps of a plan (`Search.best`): which steps of the recipe stay, and which remedies are added.
+
+A *step* is a pass of the recipe; each is tried on a copy of the model. A *remedy* is a pass that a finding of
+`inspect` names: a `Searching` step, as in `auto`, stands for the remedies that its search keeps, and these are
+looked up again after each one. The rules, in the order in which they are applied:
+
+1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
+2. Steps that change results must gain clearly more than the best plan without them.
+3. Each step that may be useless now is left out once: a later step may have made it so.
+4. Each step of the recipe that was left out is tried once more at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from anesurgery.errors import Refusal
+from anesurgery.mil import Operation, walk_ops
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.score import CLEARLY, OFF, Score
+from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Legality
+from anesurgery.rewriting.checks import too_far
+from anesurgery.rewriting.ml_program import Subject
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
+
+NOTHING = "it gains nothing on this target"
+"""Why a step is left out that neither gains nor loses."""
+USELESS = "the other steps do as well without it"
+"""Why a step is left out that later steps made useless."""
+
+
+class Searching(Pass, abstract=True):
+    """A pass in a recipe that is replaced by the remedies that a search finds."""
+
+    trials: int
+    """The most passes that are tried."""
+
+    def judged_on(self, session: Session) -> Target:
+        """Return the target by which trials are scored."""
+        raise NotImplementedError
+
+    def remedies(self, findings: Sequence[Finding], target: Target) -> Sequence[Pass]:
+        """Return the passes that findings name, with their options, in the order in which they are tried."""
+        raise NotImplementedError
+
+    def objection(self, attempt: Session, model: Subject) -> Refusal | None:
+        """Return why an edit is unacceptable whatever it gains; None where it is acceptable."""
+        return None
+
+    def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
+        """Yield passes that are needed after the search, each with the reason."""
+        yield from ()
+
+    def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
+        """Return notes about the search, and (name, refusal) pairs of what was not kept or not repaired."""
+        return [], []
+
+
+@dataclass
+class SearchResults:
+    """What a search found out about steps and remedies."""
+
+    gains: dict[tuple[Pass, ...], str] = field(default_factory=dict)
+    """Remedies that are kept, one or a pair -> what they gain, in words."""
+    rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """Remedy that is not kept, as text -> (its name, why)."""
+    refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """Name of an op -> (name of the remedy that a finding names there, why the remedy refuses it)."""
+    losses: dict[str, str] = field(default_factory=dict)
+    """Name of a step of the recipe that is left out -> what it would lose."""
+    needed: dict[Pass, str] = field(default_factory=dict)
+    """Step that gains nothing by itself -> what would be lost without it."""
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    idle: list[tuple[str, Refusal]] = field(default_factory=list)
+    """(name, refusal) pairs of steps of the recipe that changed nothing."""
+    trials_ran_out: bool = False
+    """Did the search end because its trials ran out?"""
+
+
+@dataclass
+class Search:
+    """The search for one plan."""
+
+    start: Trial
+    """The model as given."""
+    trials: Trials
+    required: dict[str, str] = field(default_factory=dict)
+    """Name of a step that stays whatever it costs -> why, as words that follow its name."""
+    results: SearchResults = field(default_factory=SearchResults)
+    searching_step: Searching | None = None
+    """The step of the recipe that asked for a search for remedies."""
+    before_remedies: Trial = field(init=False)
+    """The model where the search for remedies began; the model as given before that."""
+
+    def __post_init__(self) -> None:
+        self.before_remedies = self.start
+
+    def best(self, steps: Sequence[Pass]) -> Trial:
+        """Return the trial after the steps that stay.
+
+        Raises:
+            SurgeryError: a step of the recipe fails.
+        """
+        everything = self.run_all(steps)  # for remedies, rules 1 to 3 are applied here
+        if self.start.score_if_any is None or everything is self.start:
+            return everything
+        end, losses = self.start, self.results.losses
+        for step in everything.steps:  # rule 1
+            end = self.add_step(end, step)
+        loses_something = self.loss(self.start, everything) or self.loss(end, everything)
+        if losses and not loses_something and everything.score.gain(end.score):
+            end = everything  # together they gain, though one of them alone loses something
+            losses.clear()
+        end = self.without_useless_steps(end)  # rule 3
+        for step in steps if losses else ():  # rule 4
+            if step not in end.steps and not losses.get(step.name, "").startswith(USELESS):
+                end = self.add_step(end, step, again=True)
+        return end
+
+    def run_all(self, steps: Sequence[Pass]) -> Trial:
+        """Run all steps one after the other, with the remedies that a search finds in its place."""
+        end = self.start
+        for step in steps:
+            if isinstance(step, Searching):
+                end = self.search_remedies(step, end)
+                continue
+            new = self.trials.after(end, step)
+            if isinstance(new, Trial):
+                end = new
+            elif new.error is not None:
+                raise new.error
+            else:
+                self.results.idle += new.refusals
+        return end
+
+    def add_step(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
+        """Return the trial with one step of the recipe more if it loses nothing, else the old trial.
+
+        A step that is tried `again` has to gain something.
+        """
+        if isinstance(step, Searching):
+            return old
+        new = self.trials.after(old, step)
+        if isinstance(new, Idle):
+            if new.error is not None:
+                self.results.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
+            return old
+        loss = "" if step.essential or self.is_remedy(step) else self.loss(old, new)
+        if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
+            self.results.notes.append(f"{step.name}: {_overruled(gain, loss)}")
+        elif loss and step.name in self.required:
+            self.warn_of_loss(old, new, loss)
+        elif loss:
+            self.results.losses.setdefault(step.name, loss)
+            return old
+        elif again and not new.score.gain(old.score):
+            return old
+        self.results.losses.pop(step.name, None)
+        return new
+
+    def warn_of_loss(self, old: Trial, new: Trial, loss: str) -> None:
+        """Warn that the last step of a trial is kept although it loses something."""
+        step = new.steps[-1]
+        slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
+        losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
+        words = f"{step.name} {self.required[step.name]}, and is kept although {losses}"
+        if words not in self.results.warnings:
+            self.results.warnings.append(words)
+
+    def loss(self, old: Trial, new: Trial) -> str:
+        """Return what a trial loses against an older one, in words; "" for nothing.
+
+        A rise in time that is too small to matter by itself counts once the model is slower than at the start
+        of the search, so that rises do not add up.
+        """
+        if loss := new.score.loss(old.score):
+            return loss
+        if new.score.loss(old.score, ["whole"]):
+            return new.score.loss(self.before_remedies.score, ["whole"])
+        return ""
+
+    def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
+        """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
+        with_gains = [s for s in steps if type(s).known_gain is not Pass.known_gain]
+        graphs = trial.subject.chosen
+        gains = (step.known_gain(graph, self.start.target) for step in with_gains for graph in graphs)
+        return next(filter(None, gains), "")
+
+    def is_remedy(self, step: Pass) -> bool:
+        """Is a step a remedy that the search added?"""
+        return any(step in steps for steps in self.results.gains)
+
+    def without_useless_steps(self, end: Trial) -> Trial:
+        """Return the trial without the steps of the recipe without which the model loses nothing."""
+        for trial in end.path:
+            step = trial.steps[-1]
+            if self.is_remedy(step) or not self.may_be_useless(trial, end):
+                continue
+            other = self.trials.without(self.start, end, step)
+            if other is None or other.score.loss(end.score):
+                continue
+            better = _better_without(end, other)
+            if not better and (needed := end.score.gain(other.score) or _fewer_findings(end, other)):
+                self.results.needed[step] = needed
+                continue
+            self.results.losses[step.name] = f"{USELESS} ({better})" if better else NOTHING
+            end = other
+        return end
+
+    def without_useless_remedies(self, end: Trial) -> Trial:
+        """Return the trial without the remedies without which the model loses nothing.
+
+        Each must be the only step that then goes, and callers and rounding must be no worse off without it.
+        """
+        for trial in end.path:
+            step = trial.steps[-1]
+            if not self.is_remedy(step) or self.measured_gain([step], self.start):
+                continue
+            if step is end.steps[-1] or not end.score.grows(self.before_remedies.score):
+                continue
+            other = self.trials.without(self.start, end, step)
+            if other is None or other.score.loss(end.score) or len(other.steps) != len(end.steps) - 1:
+                continue
+            if other.cost_to_callers > end.cost_to_callers or too_far(self.before_remedies, other):
+                continue
+            better = _better_without(end, other)
+            why = f"{USELESS} ({better})" if better else USELESS
+            self.reject((step,), f"kept first, and undone: {why}")
+            gains = self.results.gains.items()
+            self.results.gains = {steps: words for steps, words in gains if step not in steps}
+            end = other
+        return end
+
+    def may_be_useless(self, trial: Trial, end: Trial) -> bool:
+        """Is it worth trying to leave out the last step of a trial, one of the recipe, now that others follow?
+
+        Yes for one that gained nothing, that made the model much larger, or that made it larger and had its ops
+        replaced later.
+        """
+        step, old = trial.steps[-1], trial.before
+        if (
+            old is None
+            or step.essential
+            or step.name in self.required
+            or self.measured_gain([step], self.start)
+        ):
+            return False
+        new = trial.score
+        new_ops = {name for change in trial.session.changes for name in change.after}
+        later = [change for after in end.path[len(trial.steps) :] for change in after.session.changes]
+        are_replaced = any(name in new_ops for change in later for name in change.before)
+        gains_cheaply = new.gain(old.score) and not new.over_bounds(old.score)
+        return not gains_cheaply or (are_replaced and new.grows(old.score))
+
+    def search_remedies(self, step: Searching, start: Trial) -> Trial:
+        """Add single remedies, and pairs where no single one helps, until nothing is gained."""
+        self.searching_step = step
+        self.before_remedies = end = start
+        self.trials.limit(step.trials, step.trials * max(start.size, LEAST))
+        better: Trial | None = start
+        while better is not None:  # rule 1
+            end = better
+            better, unprofitable = self.add_single_remedies(end)
+            if better is None:
+                better = self.add_pair(end, unprofitable)
+        end = self.without_changed_results(self.without_useless_remedies(end))  # rules 3 and 2
+        self.results.trials_ran_out = self.trials.exhausted
+        self.trials.limit(math.inf, math.inf)
+        return end
+
+    def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
+        """Return the passes that findings name."""
+        assert self.searching_step is not None
+        return self.searching_step.remedies(findings, self.start.target)
+
+    def add_single_remedies(
+        self, trial: Trial, excluded: Collection[Pass] = ()
+    ) -> tuple[Trial | None, list[Trial]]:
+        """Try each remedy but those that are excluded.
+
+        Returns:
+            The trial after all that helped, None where none did; and the trials after single remedies that did
+            not pay: a second remedy may make up for them.
+        """
+        best, unprofitable = trial, list[Trial]()
+        for step in self.remedies(trial.findings):
+            new = None if step in excluded else self.try_remedy(best, step)
+            if new is not None and self.accepts(best, new):
+                best = new
+            elif new is not None:
+                unprofitable.append(new)
+        return (best if best is not trial else None), unprofitable
+
+    def without_changed_results(self, end: Trial) -> Trial:
+        """Return the best trial without steps that change results, unless these gain clearly more."""
+        start = self.before_remedies
+        changing = {t.steps[-1] for t in end.path[len(start.steps) :] if t.changes_results}
+        if not changing:
+            return end
+        with_changes = self.results
+        self.results = replace(with_changes, gains={}, rejected=dict(with_changes.rejected))
+        other, _ = self.add_single_remedies(start, excluded=changing)
+        if other is not None and not other.score.loss(end.score, ["legal"]):
+            loss = end.score.loss(other.score)
+            if loss or end.score.over(other.score).best > CLEARLY:
+                words = "tried and undone: as much is gained without it" + (f", and {loss}" if loss else "")
+                for step in changing:
+                    self.reject((step,), words)
+                return other
+        self.results = with_changes
+        return end
+
+    def add_pair(self, trial: Trial, unprofitable: Sequence[Trial]) -> Trial | None:
+        """Return a trial after two remedies that pay only together; None where no pair does.
+
+        Args:
+            trial: the trial before both.
+            unprofitable: trials after one remedy more, which does not pay alone; small models are tried first.
+        """
+        by_size = sorted(unprofitable, key=lambda trial: trial.size)
+        for after_first in (*by_size, *self.hidden_remedies(trial)):
+            first = after_first.steps[-1]
+            if self.trials.ops <= 0:
+                continue
+            for second in self.remedies(after_first.findings):
+                swapped = self.trials.reached.get((*trial.steps, second, first))
+                if second == first or isinstance(swapped, Trial):
+                    continue  # the pair in the other order was tried, and did not pay
+                new = self.try_remedy(after_first, second)
+                if new is not None and self.accepts(trial, new):
+                    return new
+        return None
+
+    def hidden_remedies(self, trial: Trial) -> Iterator[Trial]:
+        """Yield trials after remedies that no finding names yet: an op off the ANE may have several causes."""
+        legality, names = Legality(self.start.target), {name for _, name in trial.score.illegal}
+        ops = (op for graph in trial.subject.chosen for op in walk_ops(graph))
+        illegal = [op for op in ops if op.outputs and op.outputs[0].name in names]
+        findings = [finding for op in illegal for finding in legality.speaking(op)]
+        tried = self.remedies(trial.findings)
+        for step in self.remedies(findings) if findings else ():
+            new = None if step in tried else self.try_remedy(trial, step)
+            if new is not None:
+                yield new
+
+    def try_remedy(self, trial: Trial, step: Pass) -> Trial | None:
+        """Return the trial after a remedy; None where it changes nothing, fails, or is not acceptable."""
+        new = self.trials.after(trial, step)
+        if isinstance(new, Idle):
+            if new.error is not None:
+                self.reject((step,), f"tried, and it failed: {new.error}")
+            refused_ops = {
+                refusal.where.outputs[0].name: (name, refusal)
+                for name, refusal in new.refusals
+                if isinstance(refusal.where, Operation)
+            }
+            named_ops = {f.op for f in trial.findings if f.remedy == step.name} if refused_ops else set()
+            self.results.refused |= {op: refused for op, refused in refused_ops.items() if op in named_ops}
+            return None
+        assert self.searching_step is not None
+        if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
+            self.reject((step,), objection.reason)
+            return None
+        return new
+
+    def accepts(self, old: Trial, new: Trial) -> bool:
+        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?
+
+        A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
+        """
+        steps = new.steps[len(old.steps) :]
+        loss, score = self.loss(old, new), new.score
+        gain = "" if score.on_cpu else self.measured_gain(steps, old)
+        if loss and gain and _may_run_on_ane(score):
+            loss, gain = score.loss(old.score, OFF), _overruled(gain, loss)
+        if not loss:
+            gain = gain or score.gain(old.score) or _fewer_findings(new, old)
+            loss = _unpaid_price(old, new) if gain else NOTHING
+        if loss:
+            self.reject(steps, f"tried and undone: {loss}")
+            return False
+        if error := too_far(old, new):
+            self.reject(steps, f"tried, and it failed: {error}")
+            return False
+        self.results.gains[steps] = gain
+        for step in steps:
+            self.results.rejected.pop(str(step), None)
+        return True
+
+    def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
+        """Note why a remedy was not kept; of a pair nothing is noted."""
+        if len(steps) == 1:
+            self.results.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+
+
+def _better_without(end: Trial, other: Trial) -> str:
+    """Return what a trial gains that lacks one step of another, in words; "" for nothing."""
+    return other.score.gain(end.score) or other.score.worth(end.score, ["size"])
+
+
+def _fewer_findings(new: Trial, old: Trial) -> str:
+    """Return by how many findings a trial has fewer than another, in words; "" for none."""
+    return new.score_with_findings.worth(old.score_with_findings, ["findings"])
+
+
+def _may_run_on_ane(score: Score) -> bool:
+    """May ops with products run on the ANE, where gains are measured?"""
+    return bool(score.on_flop or score.perhaps_flop)
+
+
+def _overruled(measured: str, loss: str) -> str:
+    """Return words for a measured gain that overrules a loss by the estimate."""
+    return f"{measured}; measured, which counts more than that {loss}"
+
+
+def _unpaid_price(old: Trial, new: Trial) -> str:
+    """Return the price that steps ask without a gain that is worth it, in words; "" if the price is fair.
+
+    Changed results need a clear gain in time. Changed types of inputs and outputs need that, or more on the
+    ANE. Rounded values need either, or more that may run there.
+    """
+    before, after = old.score, new.score
+    is_clear, no_gain = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
+    now, was = new.cost_to_callers, old.cost_to_callers
+    if now.changed_results > was.changed_results and not is_clear:
+        return f"the results would change, and {no_gain}"
+    # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
+    is_timed = after.expected.times(before.expected) is not None
+    more = ["on the ANE"]
+    if len(new.target.chips) > 1:  # no score says what runs on the ANE of all chips
+        more.append("legal")
+    changes_types = now.changed_types > was.changed_types
+    rounds = any(step.rounds for step in new.steps[len(old.steps) :]) and not after.worth(before, ["perhaps"])
+    if not (changes_types or rounds) or after.worth(before, more) or (is_timed and is_clear):
+        return ""
+    price = "callers would have to give other types" if changes_types else "values would be rounded"
+    return f"{price}, no more would run on the ANE, and {no_gain if is_timed else 'no run time is known'}"

@@ -70,8 +70,8 @@ def _added(x: Var | None, y: Var | None) -> Var | None:
     return x or y if x is None or y is None else mb.add(x=x, y=y)
 
 
-def _times(x: Var | None, y: Var | None) -> Var | None:
-    return None if x is None or y is None else mb.mul(x=x, y=y)
+def _times(x: Var | None, y: Var | None, multiply: Callable[[Var, Var], Var]) -> Var | None:
+    return None if x is None or y is None else multiply(x, y)
 
 
 def _negative(x: Var | None) -> Var | None:
@@ -86,11 +86,22 @@ def _difference(x: Parts, y: Parts) -> Parts:
     return _sum(x, (_negative(y[0]), _negative(y[1])))
 
 
-def _product(x: Parts, y: Parts) -> Parts:
+def _elementwise(x: Var, y: Var) -> Var:
+    product: Var = mb.mul(x=x, y=y)
+    return product
+
+
+def _product(x: Parts, y: Parts, multiply: Callable[[Var, Var], Var] = _elementwise) -> Parts:
     (a, b), (c, d) = x, y
-    first, second = _times(a, c), _times(b, d)
+    first, second = _times(a, c, multiply), _times(b, d, multiply)
     real = first and second and mb.sub(x=first, y=second)
-    return real or first or _negative(second), _added(_times(a, d), _times(b, c))
+    imaginary = _added(_times(a, d, multiply), _times(b, c, multiply))
+    return real or first or _negative(second), imaginary
+
+
+def bilinear(multiply: Callable[[Var, Var], Var]) -> Callable[[Var, Var], Var]:
+    """Return a product of complex numbers, such as an einsum, from that of real ones."""
+    return lambda x, y: _as_complex(_product(_parts(x), _parts(y), multiply))
 
 
 def _quotient(x: Parts, y: Parts) -> Parts:

@@ -906,6 +906,16 @@ def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     return wrap
 
 
+@wrapper
+def _with_plain_numbers(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a number that becomes a tensor: the host gives a known one an axis."""
+    x = inputs_of(context, node)[0]
+    if known_value(x) is None or np.ndim(known_value(x)):
+        host(context, node)
+    else:
+        context.add(mb.identity(x=x, name=node.name))
+
+
 # -- the tables --------------------------------------------------------------------------------------------
 
 SMOOTH = resampling("_upsample_bilinear2d_aa")
@@ -986,6 +996,7 @@ ALIASES = {
     "special_erf": "erf",
     "alpha_dropout": "dropout",
     "feature_alpha_dropout": "dropout",
+    **{f"{name}.stable": name for name in ("sort", "argsort")},
     "special_softmax": "softmax",
     "special_log_softmax": "log_softmax",
     **TRANSFORMS,
@@ -1026,6 +1037,7 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "constantchunk": _with_single_chunk,
+    "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),

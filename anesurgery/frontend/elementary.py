@@ -15,6 +15,7 @@ import torch
 from anesurgery.frontend.arguments import (
     Convert,
     argument,
+    dtype_of,
     inputs_of,
     is_one,
     keyword,
@@ -22,7 +23,7 @@ from anesurgery.frontend.arguments import (
     promoted,
     wrapper,
 )
-from anesurgery.mil import Var, mb, np_dtype, types
+from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 LEAST = 2.0**-9
 """The smallest divisor of `rms_norm`: smaller values are not scaled up before they are squared."""
@@ -249,6 +250,90 @@ def prims_sum(context: Any, node: Any) -> None:
     context.add(mb.reduce_sum(x=x, axes=np.ravel(known_value(axes)).tolist(), name=node.name))
 
 
+def order_statistic(*, median: bool) -> Convert:
+    """Return the converter of `torch.median(x, axis, keepdim=False)`, or `torch.kthvalue(x, k, axis=-1, ...)`.
+
+    Both give a value and its place; a median without an axis gives the value alone. Of two middle values, the
+    lower one is the median. Of equal values, any place may be given.
+    """
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        axis, keep = (
+            known_value(argument(context, node, i + (not median), name, default))
+            for i, name, default in ((1, "dim", None if median else -1), (2, "keepdim", False))
+        )
+        flat = mb.reshape(x=x, shape=[-1]) if axis is None else x
+        along = 0 if axis is None else int(axis) % x.rank
+        if is_symbolic(flat.shape[along]):
+            raise NotImplementedError(f"{node.name}: {node.kind} along an axis of dynamic length, {x.shape}")
+        k = (flat.shape[along] + 1) // 2 if median else int(known_value(argument(context, node, 1, "k")))
+        least = mb.topk(x=flat, k=k, axis=along, ascending=True)
+        ends = [
+            mb.slice_by_size(
+                x=v,
+                begin=[0] * along + [k - 1] + [0] * (v.rank - along - 1),
+                size=[-1] * along + [1] + [-1] * (v.rank - along - 1),
+            )
+            for v in least
+        ]
+        made = ends if keep else [mb.squeeze(x=v, axes=[along]) for v in ends]
+        if axis is None:
+            context.add(made[0], torch_name=node.name)
+        elif len(node.outputs) == 1:  # torch.export selects the results by nodes of their own
+            context.add(tuple(made), torch_name=node.name)
+        else:
+            for name, value in zip(node.outputs, made, strict=True):
+                context.add(value, torch_name=name)
+
+    return convert
+
+
+def shift(*, left: bool) -> Convert:
+    """Return the converter of `x << k` or `x >> k`, for a k that is known."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, k = inputs_of(context, node)[:2]
+        if known_value(k) is None or np_dtype(x).kind not in "iu":
+            raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)} by a number that is computed")
+        factor = np.int32(2 ** np.asarray(known_value(k)))
+        context.add((mb.mul if left else mb.floor_div)(x=x, y=factor, name=node.name))
+
+    return convert
+
+
+def fake_quantize(*, by_channel: bool) -> Convert:
+    """Return the converter of `fake_quantize_per_tensor_affine(x, scale, zero, low, high)`, or of channels.
+
+    It is (clip(round(x / scale) + zero, low, high) - zero) * scale, which quantization-aware training leaves in
+    a model. By channel, the axis comes before `low`.
+    """
+
+    def convert(context: Any, node: Any) -> None:
+        x, scale, zero, *rest = inputs_of(context, node)[: 6 if by_channel else 5]
+        number = np_dtype(x).type
+        low, high = (number(known_value(v)) for v in rest[-2:])
+        scale, zero = (
+            mb.cast(x=v, dtype=dtype_of(x)) if isinstance(v, Var) else number(v) for v in (scale, zero)
+        )
+        if by_channel:
+            shape = [-1 if axis == int(known_value(rest[0])) % x.rank else 1 for axis in range(x.rank)]
+            scale, zero = (mb.reshape(x=v, shape=shape) for v in (scale, zero))
+        steps = mb.add(x=mb.round(x=mb.real_div(x=x, y=scale)), y=zero)
+        held = mb.sub(x=mb.clip(x=steps, alpha=low, beta=high), y=zero)
+        context.add(mb.mul(x=held, y=scale, name=node.name))
+
+    return convert
+
+
+@wrapper
+def without_stable(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a sort: MIL has no choice `stable`, the second of four arguments."""
+    if len(node.inputs) == 4:
+        node.inputs = [node.inputs[0], *node.inputs[2:]]
+    host(context, node)
+
+
 def hypot(context: Any, node: Any) -> None:
     """Convert `hypot(x, y)`."""
     x, y = promoted(inputs_of(context, node)[:2])
@@ -390,6 +475,18 @@ CONVERSIONS: dict[str, Convert] = {
     "prims::hypot": hypot,
     "_cdist_forward": cdist,
     "_is_all_true": all_true,
+    **dict.fromkeys(("median", "median.dim"), order_statistic(median=True)),
+    "kthvalue": order_statistic(median=False),
+    **{
+        name: shift(left=side == "left")
+        for side in ("left", "right")
+        for name in (
+            *(f"{side[0]}shift", f"__{side[0]}shift__"),  # by trace and by export
+            *(f"bitwise_{side}_shift", f"bitwise_{side}_shift.tensor_scalar"),
+        )
+    },
+    "fake_quantize_per_tensor_affine": fake_quantize(by_channel=False),
+    "fake_quantize_per_channel_affine": fake_quantize(by_channel=True),
 }
 FLOATS_ONLY = (
     *("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin"),
@@ -404,5 +501,6 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     # The host's own write ops that MIL does not have.
     **dict.fromkeys(("asinh", "arcsinh"), lambda _: asinh),
     **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
+    **dict.fromkeys(("argsort", "sort"), without_stable),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
-from anesurgery.frontend.complex_numbers import is_complex
+from anesurgery.frontend.complex_numbers import bilinear, is_complex
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
@@ -89,11 +89,16 @@ def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
 
     equation, values = inputs_of(context, node)[:2]
     equation = str(known_value(equation)).replace(" ", "")
-    if "..." not in equation and "->" in equation:
+    complex_ones = any(map(is_complex, values))
+    if "..." not in equation and "->" in equation and not complex_ones:
         host(context, node)
         return
     whole = _whole_equation(equation, [value.rank for value in values])
-    context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
+    if complex_ones and len(values) == 2:
+        product = bilinear(lambda x, y: build_einsum_mil([x, y], whole, None))
+        context.add(product(*values), torch_name=node.name)
+    else:
+        context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
 
 
 def _whole_equation(equation: str, ranks: Sequence[int]) -> str:

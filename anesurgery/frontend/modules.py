@@ -64,11 +64,15 @@ def convert_module(module: Any, inputs: Any, target: Any = None) -> tuple[Any, d
     words = f"{_module_words(module)} was converted for this with frontend.register()"
     warn(f"{words}: fp16, {_deployment(target).name}")
     given = example if inputs is None or isinstance(module, torch.nn.Module) else _named(list(example), inputs)
-    return model, None if inputs is None else {n: _array(v) for n, v in given.items()}
+    return model, None if inputs is None else {_core_ml_name(n): _array(v) for n, v in given.items()}
 
 
 def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
     """Trace a module, and convert the trace."""
+    if scalar := next((name for name, value in example.items() if value.ndim == 0), None):
+        raise SurgeryError(
+            f"inputs: {scalar} has no axes, and Core ML takes no such input; give it the shape (1,)"
+        )
     call = _Call(module, example)
     values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
     try:
@@ -202,6 +206,13 @@ def _array(value: torch.Tensor) -> Array:
     plain = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
     stored: Array = plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
     return stored
+
+
+def _core_ml_name(name: str) -> str:
+    """Return the name that coremltools gives an input: "state" is a word of MIL, and gets an ending."""
+    from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
+
+    return str(NameSanitizer().sanitize_name(name))
 
 
 def _core_ml_dtype(value: torch.Tensor) -> Any:

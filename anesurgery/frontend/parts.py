@@ -177,8 +177,12 @@ def _strides_in_export(node: Any) -> Any:
     return None if value.storage_offset() else value.stride()
 
 
-REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""Reduction of torch -> mode of MIL's scatter."""
+REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+"""Reduction of torch -> mode of MIL's scatter; a mean is divided afterwards."""
+NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -np.inf, "amin": np.inf}
+"""Reduction of torch -> the number that changes no result."""
+MEAN, LARGEST = 1, 2
+"""Torch's numbers for bags of embeddings by their mean and by their maximum; 0 is for the sum."""
 
 
 def _index_write(mode: str) -> Convert:
@@ -290,14 +294,76 @@ def with_scatter(host: Convert, context: Any, node: Any) -> None:
 
 
 def scatter_reduce(context: Any, node: Any) -> None:
-    """Convert `x.scatter_reduce(axis, at, source, "sum", include_self=True)`: sum, prod, amax and amin."""
+    """Convert `x.scatter_reduce(axis, at, source, "sum", include_self=True)`; also mean, prod, amax, amin."""
     x, axis, at, source = inputs_of(context, node)[:4]
-    how = str(known_value(argument(context, node, 4, "reduce")))
-    if how not in REDUCTIONS or not known_value(argument(context, node, 5, "include_self", True)):
-        covered = f"{', '.join(REDUCTIONS)} with include_self=True"
-        raise NotImplementedError(f"{node.name}: scatter_reduce by {how}; covered: {covered}")
-    mode, axis = REDUCTIONS[how], int(known_value(axis))
-    context.add(mb.scatter_along_axis(data=x, indices=at, updates=source, axis=axis, mode=mode, name=node.name))
+    how, axis = str(known_value(argument(context, node, 4, "reduce"))), int(known_value(axis))
+    with_self = bool(known_value(argument(context, node, 5, "include_self", True)))
+    number = np_dtype(x).type
+
+    def scattered(data: Any, updates: Any, mode: str, **named: Any) -> Var:
+        made: Var = mb.scatter_along_axis(data=data, indices=at, updates=updates, axis=axis, mode=mode, **named)
+        return made
+
+    if with_self and how != "mean":
+        context.add(scattered(x, source, REDUCTIONS[how], name=node.name))
+        return
+    if np_dtype(x).kind != "f" or any(map(is_symbolic, (*x.shape, *at.shape))):
+        kind = f"{dtype_of(x)} in shape {x.shape}"
+        raise NotImplementedError(f"{node.name}: scatter_reduce by {how}, include_self={with_self}, of {kind}")
+    count = scattered(np.zeros(x.shape, number), np.ones(at.shape, number), "add")
+    if not with_self:  # what is written begins at the number that changes nothing
+        x = mb.select(cond=mb.greater(x=count, y=number(0)), a=number(NEUTRAL[how]), b=x)
+    made = scattered(x, source, REDUCTIONS[how])
+    if how == "mean":
+        count = mb.add(x=count, y=number(1)) if with_self else mb.maximum(x=count, y=number(1))
+        made = mb.real_div(x=made, y=count)
+    context.add(mb.identity(x=made, name=node.name))
+
+
+def embedding_bag(context: Any, node: Any) -> None:
+    """Convert `embedding_bag(weight, ids, offsets, ...)`: the sum, mean or maximum of each bag of rows.
+
+    Bags of one known length are reshaped to (bags, length, width). For others, each bag masks the rows of all
+    ids. Only the first of torch's four results is given; the others serve gradients.
+    """
+    weight, ids, offsets = inputs_of(context, node)[:3]
+    number, mode = np_dtype(weight).type, int(known_value(argument(context, node, 4, "mode", 0)))
+    if any(map(is_symbolic, (*ids.shape, *offsets.shape))):
+        raise NotImplementedError(f"{node.name}: embedding_bag of ids of dynamic shape {ids.shape}")
+    to_end = bool(known_value(argument(context, node, 7, "include_last_offset", False)))
+    count, bags = int(ids.shape[0]), int(offsets.shape[0]) - to_end
+    even = offsets.val is not None and np.array_equal(offsets.val[:bags] * bags, np.arange(bags) * count)
+    shape = [bags, count // bags] if even else [1, count]
+
+    def by_bag(x: Var) -> Var:
+        return mb.reshape(x=x, shape=[*shape, -1])
+
+    inside: Any = np.ones((*shape, 1), np.bool_)
+    if not even:
+        ends = mb.concat(values=[offsets, np.full(1, count, np.int32)], axis=0)
+        first, after = (mb.slice_by_index(x=ends, begin=[i], end=[i + bags]) for i in (0, 1))
+        first, after = (mb.reshape(x=v, shape=[bags, 1, 1]) for v in (first, after))
+        place = np.arange(count, dtype=np.int32)[None, :, None]
+        inside = mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
+    padding = known_value(argument(context, node, 8, "padding_idx"))
+    if padding is not None and padding >= 0:
+        inside = mb.logical_and(x=inside, y=by_bag(mb.not_equal(x=ids, y=np.int32(padding))))
+    rows, kept = by_bag(mb.gather(x=weight, indices=ids, axis=0)), mb.cast(x=inside, dtype=dtype_of(weight))
+    share = argument(context, node, 6, "per_sample_weights")
+    found = mb.reduce_sum(x=kept, axes=[1], keep_dims=False)
+    if mode == LARGEST:
+        zeros = np.zeros(inside.shape, number)
+        outside = mb.select(cond=inside, a=zeros, b=zeros - number(np.inf))
+        made = mb.reduce_max(x=mb.add(x=rows, y=outside), axes=[1], keep_dims=False)
+        made = mb.select(cond=mb.greater(x=found, y=number(0)), a=made, b=number(0))
+    else:
+        kept = kept if share is None else mb.mul(x=kept, y=by_bag(share))
+        made = mb.reduce_sum(x=mb.mul(x=rows, y=kept), axes=[1], keep_dims=False)
+        made = mb.real_div(x=made, y=mb.maximum(x=found, y=number(1))) if mode == MEAN else made
+    if len(node.outputs) == 1:  # torch.export selects the results by nodes of their own
+        context.add((made, None, None, None), torch_name=node.name)
+    else:
+        context.add(made, torch_name=node.outputs[0])
 
 
 def masked_scatter(context: Any, node: Any) -> None:
@@ -334,6 +400,8 @@ CONVERSIONS: dict[str, Convert] = {
     "index_copy": _index_write("update"),
     **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _index_write("update")),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
+    **dict.fromkeys(("embedding_bag", "embedding_bag.padding_idx"), embedding_bag),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),
     "masked_scatter": masked_scatter,
     "masked_select": masked_select,
 }

@@ -98,6 +98,8 @@ COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "buffer_of_reals": lambda x: PAIRS - x,
     "buffer_below": lambda x: x / PAIRS,
     "factor": lambda x: torch.add(pairs(x), PAIRS, alpha=2),
+    "complex_einsum": lambda x: torch.einsum("ij,kj->ik", pairs(x), PAIRS.conj() * pairs(x)),
+    "complex_einsum_of_a_vector": lambda x: torch.einsum("...i,i->...", pairs(x), (1j * pairs(x))[0]),
     "complex_factor": lambda x: torch.sub(pairs(x), PAIRS, alpha=2j),
     "negative": lambda x: -pairs(x) * 1j,
     "conjugate": lambda x: (pairs(x) * 1j).conj() * pairs(x),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ Torch = Callable[[torch.Tensor], torch.Tensor]
 X = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
 HELD_X = X.clone()
 """The same numbers, of which a trace does not say that they are the input."""
+TABLE = HELD_X[:2].flatten(0, 1)
 AT = torch.tensor([0, 2, -1])
 LOW = float(X.min()) * 0.9
 """Not all of X is above it, but all of 0.75 X."""
@@ -34,6 +36,26 @@ def written(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def added(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).index_put((torch.tensor([0, 0, 1]),), x, accumulate=True)
 
+
+def reduced(how: str, whole: bool) -> Torch:
+    return lambda x: x.scatter_reduce(1, (x[:, :3] > 0).long(), 2 * x[:, 1:], how, include_self=whole)
+
+
+def bags(mode: str, shape: tuple[int, ...] = (4, 6), **more: Any) -> Torch:
+    return lambda x: F.embedding_bag((x[0] > 0).long().cumsum(1).view(shape), TABLE, mode=mode, **more)
+
+
+BAGS: dict[str, dict[str, Any]] = {
+    "even": {},
+    "padded": {"padding_idx": 0},
+    "uneven": {"shape": (24,), "offsets": torch.tensor([0, 4, 4, 9])},
+    "to_the_end": {
+        "shape": (24,),
+        "offsets": torch.tensor([0, 8, 24]),
+        "include_last_offset": True,
+        "padding_idx": 1,
+    },
+}
 
 CASES: dict[str, dict[str, Torch]] = {
     "repeating": {
@@ -80,6 +102,11 @@ CASES: dict[str, dict[str, Torch]] = {
         "accumulated": added,
         "scattered_booleans": lambda x: (x > 0).scatter(1, (x[:, :2] > 0).long(), 1).float(),
         "scatter_reduce": lambda x: x.scatter_reduce(1, (x[:, :2] > 0).long(), x[:, :2], "amax"),
+        **{
+            f"scatter_{how}_{whole}": reduced(how, whole)
+            for how in ("sum", "mean", "amax", "amin", "prod")
+            for whole in (True, False)
+        },
         "rows_of_float_places": lambda x: x.index_add(0, torch.arange(3) // 1, x),
         "masked_select": lambda x: x.masked_select(x > 0).sum() + x,
         "masked_select_of_rows": lambda x: x.masked_select(x[..., :1] > LOW).mean() + x,
@@ -97,7 +124,32 @@ CASES: dict[str, dict[str, Torch]] = {
         "fmod": lambda x: torch.fmod(x * 5, 2),
         "erfc": torch.erfc,
         "cdist": lambda x: torch.cdist(x, x.flip(1)),
+        "medians": lambda x: torch.stack([*x.median(1), *x.kthvalue(3, 1)]),
+        "median_kept": lambda x: x.median(-1, keepdim=True).values,
+        "median_of_all": lambda x: x.median() + x,
+        "shifts": lambda x: torch.stack([(9 * x).int() << 3, (90 * x).int() >> 2]),
+        "shifts_by_several": lambda x: (90 * x[..., None]).int() >> torch.arange(3),
+        "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
+        "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
+        ),
+        "size_as_a_number": lambda x: torch.cat([x.new_tensor(x.shape[1]).log()[None], x[0, 0]]),
+        "stable_order": lambda x: x.argsort(dim=1, stable=True, descending=True),
+        "stable_sort": lambda x: torch.stack(x.sort(stable=True, dim=0)),
         "amplitudes": lambda x: torch.fft.rfft(x).abs(),
+    },
+    "bags": {
+        **{
+            f"{mode}_{room}": bags(mode, **more)
+            for mode in ("sum", "mean", "max")
+            for room, more in BAGS.items()
+        },
+        "weighted": lambda x: F.embedding_bag(
+            (x[0] > 0).long(), HELD_X[1], mode="sum", per_sample_weights=x[1]
+        ),
+        "of_computed_offsets": lambda x: F.embedding_bag(
+            (x[0, 0] > 0).long(), HELD_X[1], (x[1, :2, 0] > 0).long().cumsum(0) - (x[1, 0, 0] > 0).long()
+        ),
     },
     "decomposing": {
         "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
@@ -120,7 +172,12 @@ CASES: dict[str, dict[str, Torch]] = {
 
 
 @pytest.mark.quick_cases(
-    "repeating-trace", "triangular-trace", "scattering-export", "elementary-trace", "decomposing-trace"
+    "repeating-trace",
+    "triangular-trace",
+    "scattering-export",
+    "elementary-trace",
+    "decomposing-trace",
+    "bags-export",
 )
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("how", ["trace", "export"])
@@ -134,7 +191,11 @@ def test_each_conversion(room: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda x: x.scatter_reduce(1, (x > 0).long(), x, "mean"), "scatter_reduce by mean; covered: sum"),
+        (
+            lambda x: x.int().scatter_reduce(1, (x > 0).long(), x.int(), "mean"),
+            "scatter_reduce by mean, .* int32",
+        ),
+        (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
     ],

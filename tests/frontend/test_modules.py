@@ -53,6 +53,22 @@ def test_what_is_converted_agrees_with_the_module(inputs: Any) -> None:
     assert found["best"] == expected["best"].numpy()
 
 
+class Step(nn.Module):
+    """Takes an input that is named by a word of MIL."""
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the next state."""
+        return {"state": state + x}
+
+
+def test_an_input_may_be_called_state() -> None:
+    model, given = convert_module(Step(), {"x": IMAGE, "state": IMAGE + 1})
+    assert given is not None
+    (found,) = ane.run(model, given).values()
+    assert_close(found, (2 * IMAGE + 1).numpy(), rtol=2e-3)
+    assert ane.apply(Step(), "auto", inputs=[IMAGE, IMAGE], quiet=True).model is not None
+
+
 class Rest(nn.Module):
     """Any number of tensors after the first."""
 
@@ -151,6 +167,7 @@ def test_it_is_said() -> None:
         ([IMAGE, MASK, MASK], "3 are given, and the module takes x, mask"),
         ({"z": IMAGE}, "the module takes no 'z'; it takes x, mask"),
         ("image.npy", "a str is no tensor and no array"),
+        (torch.tensor(3.0), "x has no axes, and Core ML takes no such input; give it the shape (1,)"),
         (torch.zeros(1, 4), "Scores does not run on the inputs, or cannot be traced: "),
     ],
 )

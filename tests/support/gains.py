@@ -187,8 +187,8 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    share = f"{before:.0%} to 100% of its ops: we cannot tell how many"
-    unsure = f"the Neural Engine of an {device} runs {share}"
+    share = f"how many of its ops an {device} runs on its Neural Engine"
+    unsure = f"we cannot tell {share}: {before:.0%} to 100%"
     return (
         f"If the input length of a small audio network may vary, {unsure}. "
         f"With two fixed lengths, we expect {after:.0%}."
@@ -206,7 +206,8 @@ def fewer(device: str) -> str:
             for one in (model, surgery.save(Path(folder) / "new.mlmodel"))
         )
     what = f"the number of layers that an {device} cannot run on its Neural Engine"
-    return f"By our estimate, the recipe `neuralnetwork_ane` cuts {what} from {before} to {after}."
+    gain = f"the recipe `neuralnetwork_ane` cuts {what} from {before} to {after}"
+    return f"In the example network below, {gain}, by our estimate."
 
 
 PAGES: dict[str, Callable[[], str]] = {

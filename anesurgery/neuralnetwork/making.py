@@ -8,7 +8,7 @@ width): -3 is the channel axis of every blob.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,21 +67,27 @@ def make_constant(name: str, values: ArrayLike) -> Any:
 
 
 def make_network(
-    inputs: Mapping[str, Sequence[int]], layers: Sequence[Any], outputs: Sequence[str], *, rank5: bool = False
+    inputs: Mapping[str, Sequence[int]],
+    layers: Sequence[Any],
+    outputs: Sequence[str],
+    *,
+    rank5: bool = False,
+    integers: Collection[str] = (),
 ) -> Any:
     """Return the specification of a neural network.
 
     Args:
-        inputs: name -> shape of an array of fp32; (channel, height, width) where all arrays have rank 5.
+        inputs: name -> shape of an array; (channel, height, width) where all arrays have rank 5.
         layers: in the order in which they run.
         outputs: the blobs that leave it; their shapes are not said.
         rank5: are arrays mapped to (sequence, batch, channel, height, width), as in specification 1 to 3?
+        integers: the inputs that hold int32; the others hold fp32.
     """
     spec = proto.Model_pb2.Model(specificationVersion=OLD if rank5 else EXACT)
     arrays = proto.FeatureTypes_pb2.ArrayFeatureType
     for name, shape in inputs.items():
         array = spec.description.input.add(name=name).type.multiArrayType
-        array.dataType = arrays.FLOAT32
+        array.dataType = arrays.INT32 if name in integers else arrays.FLOAT32
         array.shape.extend(shape)
     for name in outputs:
         spec.description.output.add(name=name).type.multiArrayType.dataType = arrays.FLOAT32

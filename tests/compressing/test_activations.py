@@ -254,7 +254,7 @@ def test_the_command_takes_activations(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number}.npz", **values)
         call += ["--inputs", str(tmp_path / f"{number}.npz")]
     out = str(tmp_path / "out.mlpackage")
-    options = ["--bits", "8", "--activations", "max", "--smallest", "100", "--target", "A17"]
+    options = ["--bits", "8", "--activations", "max", "--smallest", "100", "--target", "A17", "--full"]
     done = CliRunner().invoke(cli.app, ["compress", str(package), out, *call, *options])
     assert done.exit_code == 0, done.output
     assert "inputs of 8 bits: of 1 weights" in done.stdout

@@ -184,5 +184,5 @@ def test_every_row_says_where_and_who() -> None:
 
 
 def test_lint_is_of_core_ai_models(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="anesurgery inspect"):
+    with pytest.raises(LoadError, match="anesurgery see"):
         ane.lint(tmp_path / "m.mlpackage")

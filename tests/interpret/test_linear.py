@@ -45,7 +45,7 @@ def test_what_is_not_finite_poisons_every_sum() -> None:
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_weights_widened_by_blocks(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "BLOCK", 16)
+    monkeypatch.setattr(computing, "WEIGHTS_AT_ONCE", 16)
     made = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 5, 7, generator=made), torch.randn(9, 7, generator=made).half()
     bias = torch.randn(9, generator=made) if biased else None

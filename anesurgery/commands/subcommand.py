@@ -221,8 +221,10 @@ def _with_options(words: str, flags: Mapping[str, str]) -> str:
     for name, flag in flags.items():
         words = re.sub(rf" \({name}=True\)", "", words)  # beside the option
         words = re.sub(rf"\b{name}=True\b", flag, words)
-        words = re.sub(rf"\b{name}=", f"{flag} ", words)
-        if flag.strip("-").replace("-", "_") != name:
+        words = re.sub(
+            rf"(?<!\w\()\b{name}=", f"{flag} ", words
+        )  # but not the option of a pass, `name(option=`
+        if "_" in name:  # others are words of sentences too: "the smallest forms"
             words = re.sub(rf"\b{name}\b", flag, words)
     return words
 

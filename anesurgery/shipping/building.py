@@ -300,7 +300,7 @@ def _check_options(options: Options, most: int | None) -> None:
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
     _recipe(**options.of_functions)  # says what it does not take
     if (largest := max(options.contexts, default=0)) >= context:
-        raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
+        raise SurgeryError(f"contexts={largest} is no smaller context than that of {context} tokens")
     if options.samples is not None and bits is None:
         raise SurgeryError("samples say how weights are rounded to fewer bits; give bits=4 or 8 too")
 

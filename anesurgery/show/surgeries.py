@@ -223,7 +223,8 @@ def _left_out(refused: Mapping[str, Refusal]) -> Text:
     names = "".join(f", {name}" for name in others)
     frame = f"Left out: {first} ()"
     more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
-    reason = textwrap.shorten(refused[first].reason, WIDTH - len(frame + more), placeholder=" …")
+    room = max(WIDTH - len(frame + more), LEAST_REASON)
+    reason = textwrap.shorten(refused[first].reason, room, placeholder=" …")
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
 
 

@@ -298,6 +298,7 @@ CASES = {
     "compress m.mlpackage c.mlpackage --bits 99": "it may be 1, 2, 3, 4, 6, 8",
     "compress m.mlpackage c.mlpackage --bits 0": "it may be 1, 2, 3, 4, 6, 8",
     "compress m.mlpackage c.mlpackage --max-size 1B": "--max-size leaves 1 byte to a program, but 10.7 kB",
+    "compress m.mlpackage c.mlpackage --form int9": "no form 'int9'; forms are such as",
     "fix m.mlpackage pad_last_axis x.mlpackage --set multiple=-1": "it must be a positive integer",
     "generate m.mlpackage --ids 999999": "999999 is no token of the model; tokens are from 0 to 95",
     "sensitivity m.mlpackage --mode none": "there is no mode 'none'; modes are ",

@@ -136,9 +136,9 @@ class LengthUse:
     constants: tuple[int, ...] = ()
     """The integers that a length may meet, ascending."""
     reach: int = 0
-    """Of local ops: beyond this length, windows and indices meet no constant."""
+    """For local ops: windows and indices reach no constant beyond this length."""
     period: int = 1
-    """Of local ops: the length is used differently by its remainder modulo this."""
+    """For local ops: two lengths are used alike if they have the same remainder modulo this."""
     sizes: tuple[Any, ...] = ()
     """The symbolic sizes that are used."""
     offsets: tuple[int, ...] = ()

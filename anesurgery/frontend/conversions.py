@@ -631,8 +631,12 @@ def _filled(context: Any, node: Any) -> None:
     x, *rest = inputs_of(context, node)
     size = _shape(rest.pop(0)) if node.kind == "new_full" else mb.shape(x=x)
     code = rest[1] if len(rest) > 1 else keyword(context, node, "dtype")
-    value = mb.cast(x=mb.const(val=known_value(rest[0])), dtype=_dtype(code, dtype_of(x)))
-    context.add(mb.fill(shape=size, value=value.val, name=node.name))
+    known = known_value(rest[0])
+    value = mb.cast(x=rest[0] if known is None else mb.const(val=known), dtype=_dtype(code, dtype_of(x)))
+    if known is None:  # `fill` takes no computed number
+        context.add(mb.add(x=mb.fill(shape=size, value=np_dtype(value).type(0)), y=value, name=node.name))
+    else:
+        context.add(mb.fill(shape=size, value=value.val, name=node.name))
 
 
 @wrapper

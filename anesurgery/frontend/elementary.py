@@ -296,7 +296,10 @@ def shift(*, left: bool) -> Convert:
         x, k = inputs_of(context, node)[:2]
         if known_value(k) is None or np_dtype(x).kind not in "iu":
             raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)} by a number that is computed")
-        factor = np.int32(2 ** np.asarray(known_value(k)))
+        by = np.asarray(known_value(k))
+        if by.min(initial=0) < 0 or by.max(initial=0) > 30:  # 2^31 is no int32
+            raise NotImplementedError(f"{node.name}: {node.kind} by {by.tolist()}; 0 to 30 is covered")
+        factor = np.int32(2**by)
         context.add((mb.mul if left else mb.floor_div)(x=x, y=factor, name=node.name))
 
     return convert

@@ -260,6 +260,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nearest_even": lambda x: resize(x.repeat(6, 6)[None, None], scale_factor=(1.5, 0.5)),
     "full_like_whole": lambda x: torch.full_like(x, 2).masked_fill(x > 2, 0.5),
     "fill_whole": lambda x: torch.zeros(2, 4).fill_(3).masked_fill(x > 2, 0.5),
+    "fill_computed": lambda x: torch.zeros(2, 4).fill_(x.sum()).masked_fill(x > 2, 0.5),
     "new_full_whole": lambda x: x.new_full((2, 4), 3).masked_fill(x > 2, 0.5),
     "full_like_integers": lambda x: x * torch.full_like(x, 2.7, dtype=torch.int32),
     "known_part_of_a_concat": lambda x: torch.cat([x[:, :1], torch.full((2, 1), 0.5)], 1)[:, 1] * x[:, 1],

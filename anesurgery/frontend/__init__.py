@@ -56,7 +56,7 @@ def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
     """
     kinds = {
         kind
-        for op in (*_operations_in_table(), *_composite_operations())
+        for op in (*_operations_in_table(), *_all_operations())
         if not _is_left_out(op)
         for kind in _node_kinds(op)
     }
@@ -70,10 +70,11 @@ def _operations_in_table() -> Iterator[Any]:
     return (op for op in decomposition_table if isinstance(op, torch._ops.OpOverload))
 
 
-def _composite_operations() -> Iterator[Any]:
-    """Yield the operations that are implemented by others."""
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-    for name in (name.removeprefix("aten::") for name in registered if name.startswith("aten::")):
+def _all_operations() -> Iterator[Any]:
+    """Yield the operations that others implement, and all public ones: torch computes their constants."""
+    composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    public = (n for n in torch._C._dispatch_get_all_op_names() if not n.startswith("aten::_"))
+    for name in (n.removeprefix("aten::") for n in (*composite, *public) if n.startswith("aten::")):
         packet, _, overload = name.partition(".")
         if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
             yield op
@@ -100,7 +101,7 @@ def _decomposed(context: Any, node: Any) -> None:
         if types.is_complex(v.dtype) or any(map(is_symbolic, v.shape)):
             what = "complex numbers" if types.is_complex(v.dtype) else f"a dynamic shape {v.shape}"
             raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
-    if tensors and all(v.val is not None for v in tensors):
+    if all(v.val is not None for v in tensors):
         results = _constant_results(op, values, tensors)
     else:
         results = _convert_graph(context, node, _decomposed_graph(op, values, tensors), tensors)
@@ -248,7 +249,8 @@ def _replace_in_place_writes(node: Any, graph: Any) -> None:
         if name == "copy_":
             inner.target, inner.args = torch.ops.aten.expand_as.default, (inner.args[1], inner.args[0])
         else:
-            inner.target = getattr(getattr(torch.ops.aten, name[:-1]), inner.target._overloadname)
+            packet = getattr(torch.ops.aten, name[:-1])
+            inner.target = getattr(packet, inner.target._overloadname, getattr(packet, packet.overloads()[0]))
 
 
 def _bases(inner: Any) -> Iterator[Any]:

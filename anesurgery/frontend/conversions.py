@@ -32,6 +32,7 @@ from anesurgery.frontend.complex_numbers import (
     conjugate,
     exponential,
     inverse,
+    is_complex,
     istft,
     polar,
     refusing_complex_fill,
@@ -633,7 +634,9 @@ def _filled(context: Any, node: Any) -> None:
     code = rest[1] if len(rest) > 1 else keyword(context, node, "dtype")
     known = known_value(rest[0])
     value = mb.cast(x=rest[0] if known is None else mb.const(val=known), dtype=_dtype(code, dtype_of(x)))
-    if known is None:  # `fill` takes no computed number
+    if _is_empty(size):
+        context.add(mb.identity(x=value, name=node.name))
+    elif known is None:  # `fill` takes no computed number
         context.add(mb.add(x=mb.fill(shape=size, value=np_dtype(value).type(0)), y=value, name=node.name))
     else:
         context.add(mb.fill(shape=size, value=value.val, name=node.name))
@@ -731,17 +734,39 @@ def alias(context: Any, node: Any) -> None:
 # -- logical, Python and elementwise operations ------------------------------------------------------------
 
 
-def _logical(op_type: str) -> Convert:
-    """Return the converter of `a & b` or its siblings, for booleans."""
+def _bitwise(name: str) -> Convert:
+    """Return the converter of `a & b`, `a | b` or `a ^ b`, for booleans and for integers that are known.
+
+    Of computed integers, `x & (2**k - 1)` is covered: the remainder by 2**k, also below 0.
+    """
 
     def convert(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
         sides = [v if isinstance(v, Var) else mb.const(val=v) for v in operands]
-        if any(not types.is_bool(v.dtype) for v in sides):
-            raise NotImplementedError(f"{node.name}: {node.kind} of integers; only booleans are covered")
-        context.add(getattr(mb, op_type)(x=sides[0], y=sides[1], name=node.name))
+        known = [v.val for v in sides if v.val is not None]
+        if all(types.is_bool(v.dtype) for v in sides):
+            result = getattr(mb, f"logical_{name}")(x=sides[0], y=sides[1], name=node.name)
+        elif len(known) == 2:
+            result = mb.const(val=getattr(np, f"bitwise_{name}")(*known).astype(np.int32), name=node.name)
+        elif name == "and" and len(known) == 1 and _is_low_mask(known[0]):
+            computed = sides[0] if sides[0].val is None else sides[1]
+            count = np.int32(known[0] + 1)  # `mod` of Core ML has the sign of x
+            whole = mb.mul(x=mb.floor_div(x=computed, y=count), y=count)
+            result = mb.sub(x=computed, y=whole, name=node.name)
+        else:
+            raise NotImplementedError(
+                f"{node.name}: {node.kind} of integers; only booleans are covered, known integers, "
+                "and x & (2**k - 1)"
+            )
+        context.add(result)
 
     return convert
+
+
+def _is_low_mask(value: Any) -> bool:
+    """Return whether integers have ones in their lowest bits only, and can grow by 1 as int32."""
+    mask = np.asarray(value)
+    return mask.dtype.kind in "iu" and bool(np.all((mask > 0) & (mask < 2**31 - 1) & (mask & (mask + 1) == 0)))
 
 
 def python_op(context: Any, node: Any) -> None:
@@ -766,9 +791,29 @@ def bucketize(context: Any, node: Any) -> None:
     """Convert `torch.bucketize(x, bounds, right)`: how many bounds lie below x; with `right`, or at it."""
     x, bounds = inputs_of(context, node)[:2]
     right = bool(known_value(argument(context, node, 3, "right", False)))
+    context.add(_number_below(x, bounds, right, node.name))
+
+
+def searchsorted(context: Any, node: Any) -> None:
+    """Convert `torch.searchsorted(bounds, x, right, side, sorter)`, where one row of bounds may be for all x.
+
+    coremltools ignores the sorter, and wants as many axes of bounds as of x.
+    """
+    bounds, x = inputs_of(context, node)[:2]
+    right, side = (known_value(argument(context, node, i, n)) for i, n in ((3, "right"), (4, "side")))
+    if (order := argument(context, node, 5, "sorter")) is not None:
+        bounds = mb.gather_along_axis(x=bounds, indices=mb.cast(x=order, dtype="int32"), axis=-1)
+    if bounds.rank > 1:
+        bounds = mb.expand_dims(x=bounds, axes=[-2])
+    context.add(_number_below(x, bounds, side == "right" if side else bool(right), node.name))
+
+
+def _number_below(x: Var, bounds: Var, right: bool, name: str) -> Var:
+    """Return how many bounds on the last axis lie below x; with `right`, or at it."""
     x, bounds = promoted([mb.expand_dims(x=x, axes=[-1]), bounds])
     passed = (mb.greater_equal if right else mb.greater)(x=x, y=bounds)
-    context.add(mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=node.name))
+    count: Var = mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=name)
+    return count
 
 
 def lerp(context: Any, node: Any) -> None:
@@ -821,6 +866,34 @@ def matrix_transpose(context: Any, node: Any) -> None:
     x = inputs_of(context, node)[0]
     perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
     context.add(mb.transpose(x=x, perm=perm, name=node.name))
+
+
+def adjoint(context: Any, node: Any) -> None:
+    """Convert `x.mH`: exchange the last two axes, and take the conjugate."""
+    (conjugate if is_complex(inputs_of(context, node)[0]) else resolved)(context, node)
+    context.push(([node.inputs[0]], [context[node.name]]))
+    with_complex_parts(matrix_transpose)(context, node)
+    turned = context[node.name]
+    context.pop()
+    context.add(turned, node.name, override=True)
+
+
+def bilinear(context: Any, node: Any) -> None:
+    """Convert `torch.nn.functional.bilinear(x, y, weight, bias)`: x^T W y for each matrix W of the weight."""
+    (x, y, weight), bias = inputs_of(context, node)[:3], argument(context, node, 3, "bias")
+    product = mb.matmul(x=mb.expand_dims(x=x, axes=[-2, -3]), y=weight)
+    total = mb.reduce_sum(x=mb.mul(x=product, y=mb.expand_dims(x=y, axes=[-2, -3])), axes=[-1, -2])
+    context.add(total if bias is None else mb.add(x=total, y=bias), torch_name=node.name)
+
+
+def fill_diagonal(context: Any, node: Any) -> None:
+    """Convert `x.fill_diagonal_(value)` of a matrix."""
+    x, value = inputs_of(context, node)[:2]
+    if x.rank != 2 or any(map(is_symbolic, x.shape)):
+        raise NotImplementedError(f"{node.name}: {node.kind} of the shape {x.shape}; a matrix is covered")
+    on_it = np.eye(*x.shape) == 1
+    number = np_dtype(x).type(known_value(value))
+    context.add(mb.select(cond=on_it, a=np.full(x.shape, number), b=x, name=node.name))
 
 
 @wrapper
@@ -937,15 +1010,18 @@ CONVERSIONS: dict[str, Convert] = {
     "new_ones": _fill(1.0, like=True),
     "where.scalarother": where,
     "alias": alias,
-    **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
-    **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
-    **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
+    **dict.fromkeys(("__and__", "iand"), _bitwise("and")),
+    **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _bitwise("or")),
+    **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _bitwise("xor")),
     **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d.vec"), resampling("upsample_bicubic2d")),
     **dict.fromkeys(
         ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampling("_upsample_bicubic2d_aa")
     ),
     "pythonop": python_op,
     "mt": matrix_transpose,
+    **dict.fromkeys(("mh", "matrix_h", "adjoint"), adjoint),
+    "bilinear": bilinear,
+    "fill_diagonal": fill_diagonal,
     "histc": histogram,
     **dict.fromkeys(
         ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
@@ -982,6 +1058,7 @@ ALIASES = {
     "subtract": "sub",
     "divide": "div",
     "negative": "neg",
+    "_neg_view": "neg",
     "absolute": "abs",
     "greater": "gt",
     "greater_equal": "ge",
@@ -1043,6 +1120,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,
+    **dict.fromkeys(("and", "bitwise_and"), lambda _: _bitwise("and")),
+    "searchsorted": lambda _: searchsorted,
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
     "matmul": lambda host: with_vectors(_with_promotion(host)),

@@ -165,6 +165,7 @@ PRIMITIVES = {
         *("abs", "acos", "asin", "atan", "atan2", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log1p"),
         *("neg", "reciprocal", "rsqrt", "sin", "sqrt", "tan", "tanh", "add", "sub", "mul", "div", "maximum"),
         *("minimum", "pow", "eq", "ne", "ge", "gt", "le", "lt", "trunc", "fmod", "erfc", "signbit", "where"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor"),
     )
 }
 """Primitive of torch's decompositions -> the operation of the same meaning."""
@@ -299,6 +300,10 @@ def shift(*, left: bool) -> Convert:
         by = np.asarray(known_value(k))
         if by.min(initial=0) < 0 or by.max(initial=0) > 30:  # 2^31 is no int32
             raise NotImplementedError(f"{node.name}: {node.kind} by {by.tolist()}; 0 to 30 is covered")
+        if x.val is not None:  # as packed weights are, which may be of 8 bits
+            shifted = (np.left_shift if left else np.right_shift)(x.val, by.astype(x.val.dtype))
+            context.add(mb.const(val=np.int32(shifted), name=node.name))
+            return
         factor = np.int32(2**by)
         context.add((mb.mul if left else mb.floor_div)(x=x, y=factor, name=node.name))
 

@@ -90,13 +90,20 @@ def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
     equation, values = inputs_of(context, node)[:2]
     equation = str(known_value(equation)).replace(" ", "")
     complex_ones = any(map(is_complex, values))
-    if "..." not in equation and "->" in equation and not complex_ones:
+    to_number = len(values) == 1 and equation.endswith("->")  # the host transposes the axes of a number
+    if "..." not in equation and "->" in equation and not (complex_ones or to_number):
         host(context, node)
         return
     whole = _whole_equation(equation, [value.rank for value in values])
     if complex_ones and len(values) == 2:
         product = bilinear(lambda x, y: build_einsum_mil([x, y], whole, None))
         context.add(product(*values), torch_name=node.name)
+    elif to_number:
+        one = next(letter for letter in string.ascii_letters if letter not in whole)
+        kept = build_einsum_mil(
+            [mb.expand_dims(x=values[0], axes=[0])], f"{one}{whole}{one}", f"{node.name}_kept"
+        )
+        context.add(mb.squeeze(x=kept, axes=[0], name=node.name))
     else:
         context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
 

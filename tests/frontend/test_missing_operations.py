@@ -24,6 +24,14 @@ LOW = float(X.min()) * 0.9
 EYE = 3 * torch.eye(4)
 GATED = torch.nn.GRUCell(6, 5).requires_grad_(False)
 HELD = torch.nn.LSTMCell(6, 5).requires_grad_(False)
+EYE6 = 0.1 * torch.eye(6) + 0.05
+PACKED = torch.tensor([18, 52], dtype=torch.uint8)
+SORTED = torch.tensor([-1.0, 0.0, 1.0])
+BILINEAR = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(2))
+TURNED, CAYLEY, REFLECTED = (
+    torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(6, 6), orthogonal_map=how).requires_grad_(False)
+    for how in ("matrix_exp", "cayley", "householder")
+)
 solve = torch.linalg.solve_triangular
 
 
@@ -133,6 +141,19 @@ CASES: dict[str, dict[str, Torch]] = {
         "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
         ),
+        "low_bits": lambda x: torch.stack([(90 * x).int() & 7, 1 & (9 * x).int()]).float(),
+        "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
+        "close": lambda x: x.isclose(x.flip(0), atol=0.5).float(),
+        "sums_of_all": lambda x: torch.einsum("...->", x) + torch.einsum("ii->", x[:, 0, :3]) + x,
+        "scalars_filled": lambda x: x + x.new_full((), 3) + torch.full((), 2.0) + x.new_zeros(()),
+        "places": lambda x: torch.stack(
+            [
+                torch.searchsorted(SORTED, x),
+                torch.searchsorted(SORTED.flip(0), x, sorter=torch.tensor([2, 1, 0]), side="right"),
+                torch.searchsorted(x.sort(-1).values, x.flip(0), right=True),
+                torch.searchsorted(x, x.flip(0), sorter=x.argsort(-1)),
+            ]
+        ),
         "size_as_a_number": lambda x: torch.cat([x.new_tensor(x.shape[1]).log()[None], x[0, 0]]),
         "stable_order": lambda x: x.argsort(dim=1, stable=True, descending=True),
         "stable_sort": lambda x: torch.stack(x.sort(stable=True, dim=0)),
@@ -162,8 +183,13 @@ CASES: dict[str, dict[str, Torch]] = {
         "two_results": lambda x: torch.cat(torch.var_mean(x, -1), 0),
         "take_along": lambda x: x.take_along_dim(x.argsort(-1), -1),
         "constant": lambda x: x * torch.erfinv(torch.tensor(0.25)),
+        "constants_of_no_converter": lambda x: x @ EYE6.matrix_exp() * torch.kaiser_window(6),
+        "orthogonal": lambda x: torch.cat([TURNED(x), CAYLEY(x), REFLECTED(x)], -1),
+        "bilinear": lambda x: F.bilinear(x, x[..., :4], BILINEAR),
+        "adjoint": lambda x: torch.stack([x.mH, x.adjoint(), x[0].H + x.mT, (x + 2j * x).mH.imag]),
         "gru_cell": lambda x: GATED(x[0], x[1, :, :5]),
         "lstm_cell": lambda x: torch.cat(HELD(x[0], (x[1, :, :5], x[2, :, :5]))),
+        "quantiles": lambda x: torch.quantile(x, torch.tensor([0.1, 0.9]), dim=-1),
         "quantile": lambda x: torch.quantile(x, 0.3, dim=-1),
         "tensor_split": lambda x: torch.cat([part * 2 for part in x.tensor_split(4, dim=-1)], -1),
         "infinite": lambda x: torch.isinf(x / 0).float(),
@@ -184,6 +210,10 @@ CASES: dict[str, dict[str, Torch]] = {
 @pytest.mark.parametrize("room", CASES)
 def test_each_conversion(room: str, how: str) -> None:
     assert_each_agrees(CASES[room], (X, X.flip(0, 1) * 0.75), how, rtol=1e-5)
+
+
+def test_a_filled_diagonal() -> None:
+    assert_each_agrees({"filled": lambda x: (2 * x[0]).fill_diagonal_(5.0)}, (X, -X), "trace", rtol=1e-6)
 
 
 @pytest.mark.one_of(3)

@@ -34,7 +34,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
-from anesurgery.interpret.arithmetic.symbolic import UNLIKE
+from anesurgery.interpret.arithmetic.symbolic import RANDOM
 from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
@@ -84,7 +84,7 @@ class ValueTable:
 
     def key(self, op: Operation, values: Mapping[Var, HashedValue]) -> Hashable | None:
         """Equal for ops that compute the same; None for an op with nested blocks, or that is no function."""
-        if op.blocks or op.op_type in UNLIKE:
+        if op.blocks or op.op_type in RANDOM:
             return None
         operands = tuple((name, self._known(var, values)) for name, var in op.inputs.items() if var is not None)
         return op.op_type, str(op.opset_version), operands, tuple(str(v.sym_type) for v in op.outputs)
@@ -300,7 +300,7 @@ def match(
         gate: PSNR in dB from which on numbers count as equal.
         exact: the only layout that counts; any by default.
     """
-    if exact is None and a.serial == b.serial:
+    if exact in (None, still) and a.serial == b.serial:
         return Match(Grade.BITS)
     if not all(isinstance(v.numbers, torch.Tensor) for v in (a, b)):
         return None

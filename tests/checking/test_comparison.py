@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.comparison import compare
+from anesurgery.checking.grades import Grade
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import InterfaceError, ProofError
 from anesurgery.interpret.sampling import sample_inputs
@@ -260,13 +261,13 @@ def test_symbolic_dimensions_get_a_length() -> None:
     assert sample_inputs(program, shapes={"x": (1, 2)})["x"].shape == (1, 2)
 
 
-def classifier(factor: float) -> Program:
+def classifier(factor: float, labels: Sequence[str] = "abc") -> Program:
     from coremltools.converters.mil.mil import mil_list
 
     @mb.program(input_specs=[mb.TensorSpec((3,))])
     def program(x: Var) -> Any:
         scores = mb.softmax(x=mb.mul(x=x, y=np.float32(factor)), axis=-1)
-        return mb.classify(probabilities=scores, classes=mb.const(val=mil_list(["a", "b", "c"])), name="class")
+        return mb.classify(probabilities=scores, classes=mb.const(val=mil_list(list(labels))), name="class")
 
     return program
 
@@ -278,6 +279,15 @@ def test_labels_and_their_probabilities() -> None:
     other = compare(classifier(1), classifier(-1), inputs)
     assert not other.ok
     assert [o.max_abs > 0.5 for o in other.outputs] == [True, True]
+
+
+def test_a_classifier_is_proved_with_its_labels() -> None:
+    same = compare(classifier(1), classifier(1), prove=True)
+    assert same.proof is not None
+    assert (same.proof.grade, same.proof.proved) == (Grade.BITS, True)
+    other = compare(classifier(1), classifier(1, "abd"), {"x": np.array([3, 2, 1], np.float32)}, prove=True)
+    assert other.proof is not None
+    assert not other.proof.proved
 
 
 def test_dynamic_sizes_are_told_apart() -> None:

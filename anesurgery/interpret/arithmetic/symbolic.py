@@ -51,7 +51,9 @@ ELEMENTWISE = (
 )
 """Ops that compute each element by itself, from elements at the same place and from numbers."""
 
-UNLIKE = names("random_normal random_uniform random_bernoulli random_categorical classify")
+RANDOM = names("random_normal random_uniform random_bernoulli random_categorical")
+"""Ops that are not functions of what they read."""
+UNLIKE = {*RANDOM, "classify"}
 """Ops that are not functions of what they read, or give no tensors."""
 
 

@@ -241,6 +241,8 @@ def _exactness(surgery: Surgery) -> str:
         return rounded + NOT_COMPARED
     worst = min(decibels, key=lambda name: decibels[name])
     is_exact = math.isinf(decibels[worst]) and decibels[worst] > 0
+    if not is_exact and not math.isfinite(decibels[worst]):
+        return f"{rounded}the outputs in {_arithmetic(worst)} are not finite, on these inputs"
     words = "identical to" if is_exact else f"{in_decibels(decibels[worst], 'within ')} of"
     return f"{rounded}the outputs in {_arithmetic(worst)} are {words} fp32, on these inputs"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.checking.exactness import Near
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.inspection import percent
 from anesurgery.show import headline as first_line
@@ -67,6 +69,13 @@ def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None
     assert surgery.to_json()["time"]["verdict"] == surgery.time.verdict
     assert "identical outputs" in said or re.search(r"outputs agree to \d+ dB", said)
     assert not OURS.search(said)
+
+
+def test_outputs_that_are_not_finite_are_said_to_be_so() -> None:
+    surgery = ane.apply(program(), ["negate_subtract"], quiet=True)
+    near = Near({"fp16": -math.inf})
+    said = headline(replace(surgery, plan=replace(surgery.plan, outputs=(near, near))))
+    assert "he outputs in fp16 are not finite, on these inputs" in said
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.doors import door
-from anesurgery.errors import IsPipeline, LoadError, UnknownName
+from anesurgery.errors import IsPipeline, LoadError, NotExpressible, UnknownName
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -24,6 +24,7 @@ from anesurgery.files.compiled import (
 )
 from anesurgery.files.copying import copy_program
 from anesurgery.files.interface import Interface, saved_description, signatures
+from anesurgery.files.joining import joined
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
 from anesurgery.files.protobuf import to_proto
@@ -214,6 +215,23 @@ def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
     parts = _parts(spec, str(path), source.resolve(), weights)
     opened.check_place()
     return ModelSequence.of_parts(spec, parts)
+
+
+def load_whole(model: Any) -> Loaded:
+    """Read a model to run it; the models of a pipeline become one, and an updatable network is run as it is.
+
+    Raises:
+        LoadError: it cannot be read, or the models of a pipeline have several opsets.
+        SurgeryError: a picture passes between the models of a pipeline.
+    """
+    try:
+        return load(model)
+    except (IsPipeline, NotExpressible):
+        place = getattr(model, "package_path", model)
+        if not isinstance(place, (str, os.PathLike)):
+            raise
+        models = load_sequence(place)
+        return joined(models, Path(place).expanduser()) if len(models.parts) > 1 else models.parts[0]
 
 
 @exclusive()

@@ -19,7 +19,7 @@ from anesurgery.files.interface import InterfaceChange, adapt_inputs
 from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.features import default_shapes, images
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.loading import load
+from anesurgery.loading import load_whole
 from anesurgery.mil import Array, Function, Operation, Var, function_of
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.text import type_text
@@ -84,7 +84,7 @@ def first_divergence(
     """
     if by not in PAIRINGS:
         raise SurgeryError(f"by={by!r}; it may be {' or '.join(map(repr, PAIRINGS))}")
-    loaded, second = load(a), load(b).program
+    loaded, second = load_whole(a), load_whole(b).program
     first = loaded.program
     if inputs is None:
         like = {"shapes": default_shapes(loaded.described_inputs), "images": images(loaded.described_inputs)}

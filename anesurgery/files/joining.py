@@ -2,21 +2,25 @@
 
 An output of one model becomes the value that later models read as the input of that name. Values keep their
 names where these are free; if two models compute values of one name, such as a mask, the later gets another
-name. Where an fp16 value passes between models as fp32, the two casts are left out: they change nothing.
+name. A value that a model reads in another dtype is cast. Where an fp16 value passes between models as fp32,
+the two casts are left out: they change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import InMemoryWeights, from_proto, proto, to_proto
 from anesurgery.files.sequence import ModelSequence
 from anesurgery.mil import Program, function_of
 
 HALF, FLOAT = proto.MIL_pb2.DataType.FLOAT16, proto.MIL_pb2.DataType.FLOAT32
+CASTS = {HALF: "fp16", FLOAT: "fp32", proto.MIL_pb2.DataType.INT32: "int32"}
+"""Code of a dtype -> the name that `cast` takes."""
 
 
 def join(models: ModelSequence, outputs: Sequence[str]) -> Program:
@@ -40,6 +44,34 @@ def join(models: ModelSequence, outputs: Sequence[str]) -> Program:
     return from_proto(joined_spec, version, weights.read, "the chain")
 
 
+def joined(models: ModelSequence, place: Path) -> Loaded:
+    """Return one model that computes what several models compute, with the inputs and outputs of the whole.
+
+    Args:
+        models: the models, of one opset.
+        place: the package or folder that they were read from.
+
+    Raises:
+        LoadError: as `join` raises it.
+        SurgeryError: a picture passes between two models, where it is rounded to whole numbers.
+    """
+    described = models.spec.description
+    ends = {f.name for f in (*described.input, *described.output)}
+    for part in models.parts:
+        for feature in () if part.spec is None else part.spec.description.output:
+            if feature.name not in ends and feature.type.WhichOneof("Type") == "imageType":
+                raise SurgeryError(
+                    f"the picture {feature.name} passes between two models of {place}, and is rounded there to "
+                    "whole numbers; give each model by itself"
+                )
+    spec = proto.Model_pb2.Model(specificationVersion=max(part.version for part in models.parts))
+    spec.description.CopyFrom(described)
+    spec.mlProgram.SetInParent()
+    files = tuple(f for part in models.parts for f in (part.weights, *part.other_weights) if f is not None)
+    whole = join(models, [f.name for f in described.output])
+    return Loaded(whole, spec, place.resolve(), other_weights=files)
+
+
 def default_function(part: Loaded) -> str:
     """Return the name of the function that a model runs by default."""
     named = None if part.spec is None else part.spec.description.defaultFunctionName
@@ -60,6 +92,8 @@ class _FunctionJoiner:
         """The fp16 values."""
         self._widened: dict[str, str] = {}
         """An fp32 value -> the fp16 value that was cast to it."""
+        self._types: dict[str, Any] = {}
+        """The type of each value."""
 
     def add(self, part: Any) -> None:
         """Append the ops of one model."""
@@ -68,7 +102,7 @@ class _FunctionJoiner:
             self._block = self._function.block_specializations[part.opset]
         elif part.opset != self._function.opset:
             raise LoadError(
-                f"the models have the opsets {self._function.opset} and {part.opset}; prove them singly"
+                f"the models have the opsets {self._function.opset} and {part.opset}; convert them for one OS"
             )
         names: dict[str, str] = {}
         for value in part.inputs:
@@ -76,7 +110,8 @@ class _FunctionJoiner:
                 self._known[value.name] = self._free(value.name)
                 self._function.inputs.add().CopyFrom(value)
                 self._function.inputs[-1].name = self._known[value.name]
-            names[value.name] = self._known[value.name]
+                self._types[self._known[value.name]] = value.type
+            names[value.name] = self._as_type(self._known[value.name], value.type)
         block = part.block_specializations[part.opset]
         for name in _result_names(block):
             names[name] = self._free(name)
@@ -102,8 +137,25 @@ class _FunctionJoiner:
             return None
         return self._widened.get(names[op.inputs["x"].arguments[0].name])
 
+    def _as_type(self, name: str, wanted: Any) -> str:
+        """Return the name of a value in the dtype that a model reads it in."""
+        dtype = wanted.tensorType.dataType
+        if self._types[name].tensorType.dataType == dtype or dtype not in CASTS:
+            return name
+        if dtype == HALF and name in self._widened:
+            return self._widened[name]
+        op = self._block.operations.add(type="cast")
+        op.inputs["x"].arguments.add(name=name)
+        literal = op.inputs["dtype"].arguments.add().value
+        literal.type.tensorType.dataType = proto.MIL_pb2.DataType.STRING
+        literal.immediateValue.tensor.strings.values.append(CASTS[dtype])
+        op.outputs.add(name=self._free(f"{name}_as_{CASTS[dtype]}")).type.CopyFrom(wanted)
+        self._remember(op)
+        return str(op.outputs[0].name)
+
     def _remember(self, op: Any) -> None:
-        """Note which results of an op are fp16, and which are fp16 values cast to fp32."""
+        """Note the types of an op's results: which are fp16, and which are fp16 values cast to fp32."""
+        self._types |= {o.name: o.type for o in op.outputs}
         self._halves |= {o.name for o in op.outputs if _dtype_code(o) == HALF}
         if op.type == "cast" and _dtype_code(op.outputs[0]) == FLOAT:
             source = op.inputs["x"].arguments[0].name

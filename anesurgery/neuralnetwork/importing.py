@@ -95,7 +95,7 @@ def _no_network(spec: Any, what: str, kind: str) -> LoadError:
 def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:
     """Return the program, its specification, and what changed."""
     check(spec)
-    if spec.isUpdatable:
+    if spec.isUpdatable and not keep_names:
         raise NotExpressible(
             "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )

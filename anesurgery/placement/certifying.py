@@ -40,7 +40,7 @@ from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.several_arithmetics import OpResults, SeveralArithmetics
-from anesurgery.loading import load
+from anesurgery.loading import load_whole
 from anesurgery.mil import Array, Function, Operation, Program, Var, function_of, np_dtype, walk_ops
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
 from anesurgery.placement.evidence import Finding
@@ -168,7 +168,7 @@ def certify(
     """Check op by op whether a model keeps its numbers in fp16 and on the engine.
 
     Args:
-        model: path, MLModel or MIL program.
+        model: path, MLModel or MIL program. The models of a pipeline are certified as one.
         inputs: one set of inputs by name, or several; one sampled set when absent.
         target: chip and OS, as "M1/macOS 14", for the arithmetic and for the rules that name repairs.
         function: which function; `main` or the first by default.
@@ -195,7 +195,7 @@ def certify(
             or `feedback` without `steps`.
     """
     _check_feedback(feedback, steps)
-    loaded = load(model)
+    loaded = load_whole(model)
     arithmetics = ("fp16", arithmetic_of(target))
     predictor = Predictor(loaded, function=function)
     called_with = [predictor.sample(seed)] if inputs is None else _input_sets(inputs)

@@ -30,7 +30,7 @@ from anesurgery import frontend
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec
-from anesurgery.files.joining import default_function, join
+from anesurgery.files.joining import default_function, joined
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
 from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.sequence import ModelSequence
@@ -445,26 +445,12 @@ def join_models(place: str | os.PathLike[str]) -> Loaded:
     """
     path = Path(place).expanduser()
     models = load_sequence(path)
-    described = models.spec.description
-    ends = {f.name for f in (*described.input, *described.output)}
-    for part in models.parts:
-        for feature in () if part.spec is None else part.spec.description.output:
-            if feature.name not in ends and feature.type.WhichOneof("Type") == "imageType":
-                raise SurgeryError(
-                    f"sizes: the picture {feature.name} passes between two models of {path}, and is rounded "
-                    "there to whole numbers; make each model of the pipeline at its sizes by itself"
-                )
     version = max(part.version for part in models.parts)
     parts = [
         replace(part, program=raised(part.program, version, f"model {i} of {path}"))
         for i, part in enumerate(models.parts, 1)
     ]
-    whole = join(ModelSequence.of_parts(models.spec, parts), [f.name for f in described.output])
-    spec = proto.Model_pb2.Model(specificationVersion=version)
-    spec.description.CopyFrom(described)
-    spec.mlProgram.SetInParent()
-    files = tuple(f for part in parts for f in (part.weights, *part.other_weights) if f is not None)
-    return Loaded(whole, spec, path.resolve(), other_weights=files)
+    return joined(ModelSequence.of_parts(models.spec, parts), path)
 
 
 # -- whether two functions are equal, op by op, whatever their names -------------------------------------

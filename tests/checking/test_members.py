@@ -16,7 +16,7 @@ from anesurgery.commands import app as cli
 from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.files.protobuf import proto
 from anesurgery.loading import load
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import Var, ct, mb, quiet_host, types
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.show import summary
 
@@ -123,3 +123,36 @@ def test_compare_keeps_to_the_shapes_that_are_described(tmp_path: Path) -> None:
     for size in (1, 9):
         with pytest.raises(InterpretError, match=r"expected \(1, 2..8\)"):
             ane.compare(flexible, flexible, {"x": np.ones((1, size), np.float32)})
+
+
+def test_the_models_of_a_pipeline_are_certified_and_searched_as_one(two: Path) -> None:
+    assert ane.certify(two).rows
+    assert ane.first_divergence(two, two) is None
+
+
+def test_a_value_that_the_next_model_reads_in_fp16_is_cast(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS16)
+    def first(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def second(y: Var) -> Var:
+        return mb.exp(x=y, name="z")
+
+    units = {"skip_model_load": True, "compute_precision": ct.precision.FLOAT32}
+    parts = [ct.convert(p, minimum_deployment_target=ct.target.iOS16, **units) for p in (first, second)]
+    path = tmp_path / "two.mlpackage"
+    ct.utils.make_pipeline(*parts).save(str(path))
+    proof = ane.compare(path, path, prove=True).proof
+    assert proof is not None
+    assert proof.proved
+
+
+def test_an_updatable_network_is_certified_and_not_rewritten(tmp_path: Path) -> None:
+    spec = network()
+    spec.isUpdatable = True
+    path = tmp_path / "updatable.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    assert ane.certify(path).ok
+    with pytest.raises(LoadError, match="the model is updatable"):
+        load(path)

@@ -59,6 +59,7 @@ from anesurgery.mil import (
     ct,
     dtype_name,
     exclusive,
+    is_constexpr,
     is_symbolic,
     mb,
     new_symbol,
@@ -412,6 +413,8 @@ OPSETS = {release: getattr(ct.target, f"iOS{release}") for release in (15, 16, 1
 """Oldest release of iOS -> the opset of a package that runs on it and all later ones."""
 HALF = 16
 """The first release of iOS with fp16 inputs and outputs."""
+SEVERAL = 18
+"""The first release of iOS that takes several functions."""
 MACOS = {15: 12, 16: 13, 17: 14, 18: 15}
 """Release of iOS -> the release of macOS of the same year."""
 
@@ -492,12 +495,21 @@ def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, 
             loaded = walked.program(OPSETS[release])
         except LoadError:
             continue
-        if release >= HALF or not _fp16_port(loaded):
+        if not _why_not(loaded, release):
             return release, loaded
     loaded = walked.program(OPSETS[last])
-    if last < HALF and (name := _fp16_port(loaded)):
-        raise LoadError(f"{walked.asset.path}: {name} is fp16, which iOS {last} does not take; give ios={HALF}")
+    if why_not := _why_not(loaded, last):
+        raise LoadError(f"{walked.asset.path}: {why_not}")
     return last, loaded
+
+
+def _why_not(loaded: Loaded, release: int) -> str:
+    """Return why a release that has all ops does not take the interface; "" where it does."""
+    if release < HALF and (name := _fp16_port(loaded)):
+        return f"{name} is fp16, which iOS {release} does not take; give ios={HALF}"
+    if release < SEVERAL and len(loaded.program.functions) > 1:
+        return f"it has several functions, which iOS {release} does not take; give ios={SEVERAL}"
+    return ""
 
 
 def _merge_axes(loaded: Loaded) -> None:
@@ -518,7 +530,9 @@ def _merge_axes(loaded: Loaded) -> None:
 def _with_many_axes(program: Program) -> Var | None:
     """Return the first value with too many axes; None where there is none."""
     values = (v for op in walk_ops(program) for v in op.outputs if not types.is_list(v.sym_type))
-    return next((v for v in values if v.rank > MOST_AXES), None)
+    wide = (v for v in values if v.rank > MOST_AXES)
+    # The palette of a weight with 4 axes has 6, and Core ML stores it.
+    return next((v for v in wide if not (v.child_ops and all(map(is_constexpr, v.child_ops)))), None)
 
 
 def _fp16_port(loaded: Loaded) -> str:

@@ -33,11 +33,11 @@ from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
 from anesurgery.display import byte_words
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, NotExpressible, SurgeryError
+from anesurgery.errors import IsPipeline, LoadError, NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
 from anesurgery.files.package import Loaded
 from anesurgery.files.writing import check_target, write_atomically
-from anesurgery.loading import clone, load_as_is
+from anesurgery.loading import clone, load_as_is, load_whole
 from anesurgery.mil import (
     Array,
     Block,
@@ -108,7 +108,7 @@ def to_coreai(
     stored, each once. A neural network becomes a program as by `upgrade`.
 
     Args:
-        model: path, MLModel or MIL program.
+        model: path, MLModel or MIL program. The models of a pipeline become one.
         path: where to write it; ends in .aimodel.
         mode: "ship", for Apple's devices, or "check", for Apple's runtime on Linux. That runtime sums fp16
             products in fp16, so "check" computes them in fp32.
@@ -124,7 +124,11 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     require()
-    how, loaded = Mode(mode), _as_program(load_as_is(model))
+    how = Mode(mode)
+    try:
+        loaded = _as_program(load_as_is(model))
+    except IsPipeline:
+        loaded = load_whole(model)
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:

@@ -14,6 +14,8 @@ from torch_modules import Formula, made
 
 import anesurgery as ane
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.files.copying import copy_program
+from anesurgery.mil import Var, ct, mb, types
 
 pytestmark = needs_core_ai
 
@@ -96,3 +98,49 @@ def test_an_output_of_six_axes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="%y has 6 axes, and Core ML stores at most 5; reshape it in the model"):
         ane.to_coreml(path, tmp_path / "m.mlpackage")
     assert not (tmp_path / "m.mlpackage").exists()
+
+
+def test_a_palette_of_six_axes_is_kept(tmp_path: Path) -> None:
+    lut, indices = np.arange(16, dtype=np.float16), np.arange(64, dtype=np.uint8).reshape(8, 2, 2, 2) % 16
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 5, 5), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def palettized(x: Var) -> Var:
+        stored = indices.astype(types.nptype_from_builtin(types.uint4))
+        weight = mb.constexpr_lut_to_dense(indices=stored, lut=lut.reshape(1, 1, 1, 1, 16, 1))
+        return mb.conv(x=x, weight=weight, name="y")
+
+    path = ane.to_coreai(palettized, tmp_path / "m.aimodel").path
+    written = ane.to_coreml(path, tmp_path / "m.mlpackage")
+    assert written.ios == 18
+    assert ane.compare(palettized, written.path).ok
+
+
+def test_several_functions_need_ios_18(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS15)
+    def both(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    both.add_function("other", copy_program(both).functions["main"])
+    path = ane.to_coreai(both, tmp_path / "m.aimodel").path
+    assert ane.to_coreml(path, tmp_path / "m.mlpackage").ios == 18
+    with pytest.raises(LoadError, match="it has several functions, which iOS 17 does not take; give ios=18"):
+        ane.to_coreml(path, tmp_path / "n.mlpackage", ios=17)
+
+
+def test_the_models_of_a_pipeline_become_one(tmp_path: Path) -> None:
+    def model(name: str, given: str) -> Any:
+        @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS15)
+        def program(x: Var) -> Var:
+            return mb.relu(x=mb.sub(x=x, y=np.float32(0.5)), name=name)
+
+        function = program.functions["main"]
+        function.inputs[given] = function.inputs.pop("x")
+        function.inputs[given].name = given
+        how = {"skip_model_load": True, "compute_precision": ct.precision.FLOAT32}
+        return ct.convert(program, minimum_deployment_target=ct.target.iOS15, **how)
+
+    source = tmp_path / "two.mlpackage"
+    ct.utils.make_pipeline(model("y", "x"), model("z", "y")).save(str(source))
+    path = ane.to_coreai(source, tmp_path / "m.aimodel").path
+    x = {"x": np.array([[0.2, 0.7, 1.2, 3.0]], np.float32)}
+    assert np.allclose(ane.run(path, x)["z"], [[0, 0, 0.2, 2]])

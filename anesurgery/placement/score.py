@@ -450,7 +450,8 @@ class Score:
     def __str__(self) -> str:
         ops, flop = (between(self.share[what], self.share_at_most[what]) for what in ("ops", "flop"))
         most = f" to {_possible_ane_ops(self)}" if self.perhaps_ops else ""
-        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the work on the ANE"
+        work = f" and {flop} of the work" if self.flop else ""
+        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}){work} on the ANE"
         switches = f"{self.switches} {'switch' if self.switches == 1 else 'switches'}"
         return f"{where}, {switches}{'' if self.time is None else f', expected {self.time}'}"
 

@@ -167,6 +167,8 @@ def test_two_durations_that_differ_read_differently(after: float, words: str) ->
 
 def test_it_is_said_in_a_line() -> None:
     assert str(NOW) == "90 of 100 ops (90%) and 90% of the work on the ANE, 4 switches"
+    idle = replace(NOW, flop=0, on_flop=0, perhaps_flop=0)
+    assert str(idle) == "90 of 100 ops (90%) on the ANE, 4 switches", "all of no work is no claim"
     open_ = replace(NOW, perhaps_ops=2, perhaps_flop=100, time=TIME)
     words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the work on the ANE, 4 switches"
     assert str(open_) == f"{words}, expected 2 ms (likely 1 to 4)"

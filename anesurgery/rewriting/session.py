@@ -225,8 +225,8 @@ class Session(Report):
     """Site proofs by step and fingerprint: the same computation is run once."""
     reached: dict[tuple[str, ...], dict[tuple[str, bool], float]] = field(default_factory=dict)
     """The largest values of the runs of `needs`, by the program that ran."""
-    names: dict[Function, set[str]] = field(default_factory=dict)
-    """The names that a function has or had, of which new ones must differ."""
+    names: dict[Function, dict[str, int]] = field(default_factory=dict)
+    """The names that a function has or had, of which new ones must differ -> the last number behind each."""
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
     """Inputs that a pass removed on purpose."""
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
@@ -322,12 +322,12 @@ class Session(Report):
         if function not in self.names:
             taken = {op.name for op in walk_ops(function)} | set(function.inputs)
             taken |= {v.name for op in walk_ops(function) for v in op.outputs}
-            self.names[function] = taken
-        taken, name, n = self.names[function], wish, 0
-        while name in taken:
-            n += 1
-            name = f"{wish}_{n}"
-        taken.add(name)
+            self.names[function] = dict.fromkeys(taken, 0)
+        numbers, name = self.names[function], wish
+        while name in numbers:
+            numbers[wish] += 1
+            name = f"{wish}_{numbers[wish]}"
+        numbers[name] = 0
         return name
 
 

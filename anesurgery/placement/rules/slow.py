@@ -120,12 +120,19 @@ LEAST_VOCABULARY = 4096
 several chunks. Heads of pose networks (SimCC) have up to 768, lookups by a product as many as a row."""
 
 
-def _reads_ids(op: Operation) -> bool:
-    """Does the model of an op have an input of integers?"""
-    block = op.enclosing_block
+def _may_generate(op: Operation) -> bool:
+    """Does a head choose words: does its model read an id or a hidden state for each position?
+
+    Transcription (CTC) reads an image, a spectrum or sound, and needs the logits of every position.
+    """
+    block, size, length = op.enclosing_block, channels(op), op.outputs[0].shape[1]
     while block is not None and block.outer_op is not None:
         block = block.outer_op.enclosing_block
-    return block is not None and any(np_dtype(var).kind in "iu" for var in block.inputs.values())
+    inputs = [] if block is None or size is None else block.inputs.values()
+    for shape, kind in ((set(v.shape or ()), np_dtype(v).kind) for v in inputs if length in (v.shape or ())):
+        if kind in "iu" or (size.inputs in shape and size.outputs >= LEAST_VOCABULARY):
+            return True
+    return False
 
 
 def all_tokens(op: Operation, target: Target) -> str:
@@ -133,10 +140,10 @@ def all_tokens(op: Operation, target: Target) -> str:
     size, var = channels(op), op.outputs[0]
     if size is None or var.rank != 3 or size.outputs < 2 * size.inputs:
         return ""
-    if size.outputs < LEAST_VOCABULARY and not _reads_ids(op):
-        return ""
     length = var.shape[1]
     if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):
+        return ""
+    if not _may_generate(op):
         return ""
     return f"{size.outputs} logits for each of {length} positions; generating text needs one"
 

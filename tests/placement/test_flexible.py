@@ -201,8 +201,9 @@ def test_a_length_that_fits_int16_is_not_lost(sizes: Any, default: int, lost: bo
     """The wrong version: a dynamic length "may be any int32", in the first line of each such model."""
     example = (torch.zeros(1, 1, default), torch.tensor([9]))
     shape = (1, 1, sizes) if sizes else ct.EnumeratedShapes([(1, 1, 64), (1, 1, 256)], default=(1, 1, 64))
+    traced = torch.jit.trace(Padded().eval(), example)  # type: ignore[no-untyped-call]
     model = ct.convert(
-        torch.jit.trace(Padded().eval(), example),
+        traced,
         inputs=[ct.TensorType("x", shape), ct.TensorType("length", (1,), dtype=np.int32)],
         minimum_deployment_target=ct.target.iOS17,
         skip_model_load=True,

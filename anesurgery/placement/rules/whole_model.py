@@ -317,8 +317,8 @@ TOO_LARGE = _reported(
 )
 LISTED_PALETTE = _reported(
     "crash-enumerated",
-    "an encoder (Parakeet) with palettes of 8 bits and enumerated shapes crashed at load in bnns::GraphCompile; "
-    "with ALL, and on an M4, it ran without the engine, and with one shape it ran there",
+    "an encoder (Parakeet) with palettes of 8 bits and enumerated shapes crashed at load, in "
+    "bnns::GraphCompile; with ALL, and on an M4, it ran without the engine, and with one shape it ran there",
     "soniqo/speech-swift: issue 313, pull requests 290, 314",
     scope=Scope(frozenset({17}), "seen on M5 Max and M5 Pro, macOS 26.5, CPU_AND_NE"),
     kind="load",
@@ -402,18 +402,19 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
         return
     if _has_mac(target):
         yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes kept some models on the CPU"
-    where = (set(target.chips) <= {"M5"}, target.platform, target.os, target.uses_gpu)
-    if where == (True, "macOS", 26, False) and any(
-        _palette_size(op) == _PALETTE_OF_8_BITS for op in walk_ops(function)
-    ):
-        yield (
-            LISTED_PALETTE,
-            f"reported to crash: palettes of 8 bits and {len(shapes.listed)} enumerated shapes",
-        )
+    if _crashed_with_palettes(function, target):
+        yield LISTED_PALETTE, f"reported to crash: 8-bit palettes with {len(shapes.listed)} enumerated shapes"
     norms = [op for op in walk_ops(function) if op.op_type == "layer_norm" and op.x.rank == 3]
     if norms:
         first = norms[0].outputs[0].name
         yield NORM_IN_LIST, f"{len(norms)} layer_norm of rank 3, first %{first}, with enumerated shapes"
+
+
+def _crashed_with_palettes(function: Function, target: Target) -> bool:
+    """Are there palettes of 8 bits, on the chip, the OS and the units of the report?"""
+    is_seen = set(target.chips) <= {"M5"} and (target.platform, target.os) == ("macOS", 26)
+    sizes = (_palette_size(op) for op in walk_ops(function))
+    return is_seen and not target.uses_gpu and _PALETTE_OF_8_BITS in sizes
 
 
 def _size(memory: Memory, target: Target) -> Messages:

@@ -77,6 +77,11 @@ CASES: dict[str, dict[str, Torch]] = {
         "whole_most": lambda x: torch.clamp_max(x, 1),
         "fraction_of_integers": lambda x: (9 * x).int().clamp_min(0.5).float(),
     },
+    "windows of spectra": {
+        "hamming": lambda x: x * torch.hamming_window(6),
+        "symmetric": lambda x: x * torch.hamming_window(6, periodic=False, alpha=0.5),
+        "others": lambda x: x * torch.blackman_window(6) + torch.bartlett_window(6) * torch.kaiser_window(6),
+    },
     "triangular": {
         "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
         "lower_of_unit_diagonal": lambda x: solve(x[..., :4], x[..., 4:], upper=False, unitriangular=True),

@@ -203,6 +203,7 @@ def test_each_conversion(room: str, how: str) -> None:
         (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(32), "0 to 30 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
+        (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),
         (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
     ],
 )

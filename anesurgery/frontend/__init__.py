@@ -50,13 +50,13 @@ PLAIN: dict[str, Any] = {
 
 
 def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
-    """Return a converter for each operation that is unknown and that torch decomposes.
+    """Return a converter for each operation that is unknown and that torch decomposes, or computes.
 
     Gradients, and operations that draw random numbers, are left out.
     """
     kinds = {
         kind
-        for op in (*_operations_in_table(), *_composite_operations())
+        for op in (*_operations_in_table(), *_composite_operations(), *_windows())
         if not _is_left_out(op)
         for kind in _node_kinds(op)
     }
@@ -77,6 +77,13 @@ def _composite_operations() -> Iterator[Any]:
         packet, _, overload = name.partition(".")
         if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
             yield op
+
+
+def _windows() -> Iterator[Any]:
+    """Yield the windows of spectra that coremltools lacks; torch computes them, and decomposes none."""
+    for name in ("bartlett", "blackman", "hamming", "kaiser"):
+        packet = getattr(torch.ops.aten, f"{name}_window")
+        yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
 def _is_left_out(op: Any) -> bool:
@@ -100,7 +107,7 @@ def _decomposed(context: Any, node: Any) -> None:
         if types.is_complex(v.dtype) or any(map(is_symbolic, v.shape)):
             what = "complex numbers" if types.is_complex(v.dtype) else f"a dynamic shape {v.shape}"
             raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
-    if tensors and all(v.val is not None for v in tensors):
+    if all(v.val is not None for v in tensors):
         results = _constant_results(op, values, tensors)
     else:
         results = _convert_graph(context, node, _decomposed_graph(op, values, tensors), tensors)
@@ -113,11 +120,13 @@ def _decomposed(context: Any, node: Any) -> None:
 
 def _overload_and_arguments(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
     """Return the overload that takes these arguments, and the arguments by name."""
-    packet = getattr(torch.ops.aten, node.kind.partition(".")[0].removesuffix("_"))
+    kind, _, overload = node.kind.partition(".")
+    packet = getattr(torch.ops.aten, kind.removesuffix("_"))
+    overloads = [overload] if overload in packet.overloads() else packet.overloads()  # export names it
     positional = inputs_of(context, node)
     by_name = {name: keyword(context, node, name) for name in node.kwinputs or ()}
     for numbers_are_tensors in (False, True):
-        for op in (getattr(packet, name) for name in packet.overloads()):
+        for op in (getattr(packet, name) for name in overloads):
             wanted = {a.name: a for a in op._schema.arguments}
             needed = {name for name, a in wanted.items() if not a.has_default_value()}
             values = dict(zip(wanted, positional, strict=False)) | by_name

@@ -281,11 +281,6 @@ def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
     return ExecuTorch(source.path, methods, parts, content)
 
 
-def is_program(path: Path) -> bool:
-    """Is a path an ExecuTorch program, by its suffix?"""
-    return path.suffix.lower() == SUFFIX and path.is_file()
-
-
 def unpack_part(path: Path, folder: Path) -> Path:
     """Write the only Core ML part of a program into a folder.
 

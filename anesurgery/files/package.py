@@ -25,7 +25,7 @@ import numpy as np
 
 from anesurgery.doors import door
 from anesurgery.errors import DAMAGED, LoadError, damage, missing
-from anesurgery.files import protobuf
+from anesurgery.files import executorch_program, protobuf
 from anesurgery.files.compiled import (
     NETWORK,
     PROGRAM_TEXT,
@@ -40,11 +40,11 @@ from anesurgery.files.compiled import (
 )
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.espresso_network import read_espresso
-from anesurgery.files.executorch_program import is_program, unpack_part
+from anesurgery.files.executorch_program import unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, is_archive, not_fetched, read_json, unpack
+from anesurgery.files.source import ZIP, SourceFile, not_fetched, read_json, unpack
 from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
@@ -230,7 +230,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
             raise LoadError(missing(path))
         if is_text(path):
             return path, path.parent / COMPILED_WEIGHTS
-        if is_archive(path) or is_program(path):
+        if path.suffix.lower() in UNPACKERS and path.is_file():
             return _locate_in_archive(path)
         if path.is_file():
             return path, None
@@ -265,11 +265,15 @@ def _what_folder_is(folder: Path) -> str:
     return "is a folder without a Manifest.json; give the .mlpackage folder itself"
 
 
+UNPACKERS: dict[str, Callable[[Path, Path], Path]] = {ZIP: unpack, executorch_program.SUFFIX: unpack_part}
+"""Suffix of a file with a model in it -> what writes the model into a folder and returns its path."""
+
+
 def _locate_in_archive(archive: Path) -> tuple[Path, Path | None]:
     """Return the specification file and the weight folder of the model in an archive."""
     model = _unpack_once(archive)
     if is_compiled(model):
-        cure = "extract it with `anesurgery executorch`" if is_program(archive) else "unzip it"
+        cure = "unzip it" if archive.suffix.lower() == ZIP else "extract it with `anesurgery executorch`"
         raise LoadError(f"{archive} holds a compiled model; {cure}, and give {model.name}")
     try:
         return locate(model)
@@ -287,7 +291,7 @@ def _unpack_once(archive: Path) -> Path:
     identity = SourceFile(archive).identity
     if identity not in _UNPACKED or not _UNPACKED[identity].exists():
         with temporary_files():
-            write = unpack_part if is_program(archive) else unpack
+            write = UNPACKERS[archive.suffix.lower()]
             _UNPACKED[identity] = write(archive, Path(tempfile.mkdtemp(dir=_TEMPORARY.folder())))
     return _UNPACKED[identity]
 

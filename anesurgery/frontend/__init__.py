@@ -50,7 +50,7 @@ PLAIN: dict[str, Any] = {
 
 
 def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
-    """Return a converter for each operation that is unknown and that torch decomposes.
+    """Return a converter for each operation that is unknown and that torch decomposes, or computes.
 
     Gradients, and operations that draw random numbers, are left out.
     """
@@ -114,11 +114,13 @@ def _decomposed(context: Any, node: Any) -> None:
 
 def _overload_and_arguments(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
     """Return the overload that takes these arguments, and the arguments by name."""
-    packet = getattr(torch.ops.aten, node.kind.partition(".")[0].removesuffix("_"))
+    kind, _, overload = node.kind.partition(".")
+    packet = getattr(torch.ops.aten, kind.removesuffix("_"))
+    overloads = [overload] if overload in packet.overloads() else packet.overloads()  # export names it
     positional = inputs_of(context, node)
     by_name = {name: keyword(context, node, name) for name in node.kwinputs or ()}
     for numbers_are_tensors in (False, True):
-        for op in (getattr(packet, name) for name in packet.overloads()):
+        for op in (getattr(packet, name) for name in overloads):
             wanted = {a.name: a for a in op._schema.arguments}
             needed = {name for name, a in wanted.items() if not a.has_default_value()}
             values = dict(zip(wanted, positional, strict=False)) | by_name

@@ -328,13 +328,15 @@ def with_map_by_name(host: Convert, context: Any, node: Any) -> None:
     host(context, node)
 
 
-BILINEAR, ZEROS = 0, 0
-"""Torch's numbers for bilinear sampling and for padding with zeros."""
+BILINEAR, ZEROS, BICUBIC = 0, 0, 2
+"""Torch's numbers for bilinear sampling, for padding with zeros, and for bicubic sampling."""
 
 
 @wrapper
 def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only."""
+    if known_value(argument(context, node, 2, "interpolation_mode", BILINEAR)) == BICUBIC:
+        raise NotImplementedError(f"{node.name}: bicubic sampling; Core ML samples bilinearly, or the nearest")
     grid = node.inputs[1]
     held = f"{grid}_align_corners"
     if grid not in context and held in context:

@@ -92,7 +92,7 @@ def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | No
         preferred: the unit on which the op is expected; None where that is not known.
     """
     fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
-    if fault is None or fault.units != "engine":
+    if fault is None or not fault.units.startswith("engine"):
         return False
     return legal is False or (not is_claim(finding) and preferred not in ("ane", None))
 

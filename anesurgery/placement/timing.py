@@ -25,12 +25,11 @@ import numpy as np
 
 from anesurgery.display import short_name
 from anesurgery.errors import DAMAGED, LoadError
-from anesurgery.facts.loops import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import notch_payload, weight_decoders
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.verdicts import Judged, Shaped, is_dynamic
+from anesurgery.placement.verdicts import Judged, Shaped
 from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
 from anesurgery.semantics.rows import runtime
 
@@ -542,13 +541,8 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
         return Timed(None, why)
     if shaped.flexible is not None:
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
-    if any(_is_undecided(j.op) for j in shaped.judged):
+    if not all(j.decided for j in shaped.judged):
         return Timed(None, "how often a loop runs, or which branch, is not known")
-    if (late := next((j.name for j in shaped.judged if is_dynamic(j.op)), None)) is not None:
+    if (late := next((j.name for j in shaped.judged if j.dynamic), None)) is not None:
         return Timed(None, f"the shape of %{short_name(late)} depends on values")
     return timed(load_of(shaped.judged, units, doubted), target)
-
-
-def _is_undecided(op: Operation) -> bool:
-    """Is it unknown before the run how often the blocks of an op run?"""
-    return op.op_type == "cond" or (op.op_type == "while_loop" and loop_rounds(op) is None)

@@ -241,6 +241,10 @@ class Judged:
     estimate: Estimate | None
     rounds: int = 1
     """How often it runs in one prediction: the number of rounds of the loops around it."""
+    decided: bool = True
+    """Is it known before the run how often its blocks run, and which of them?"""
+    dynamic: bool = False
+    """Does it read or return a value of dynamic shape?"""
 
     @property
     def name(self) -> str:
@@ -254,6 +258,10 @@ class Verdict(NamedTuple):
     legality: LegalVerdict
     work: Work
     estimate: Estimate | None
+    rounds: int | None
+    """How often its blocks run; None where that, or which of them runs, depends on an input."""
+    dynamic: bool
+    """Does it read or return a value of dynamic shape?"""
 
 
 @dataclass(eq=False)
@@ -303,7 +311,10 @@ _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
 
 def _verdict(op: Operation, legality: Legality) -> Verdict:
     work = work_of(op)
-    return Verdict(legality.verdict(op), work, cost.estimate(op, work, legality.target))
+    rounds = loop_rounds(op) if op.op_type == "while_loop" else None if op.op_type == "cond" else 1
+    return Verdict(
+        legality.verdict(op), work, cost.estimate(op, work, legality.target), rounds, _is_dynamic(op)
+    )
 
 
 def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> list[Judged]:
@@ -340,11 +351,12 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                     work=work,
                     estimate=estimate,
                     rounds=rounds,
+                    decided=verdict.rounds is not None,
+                    dynamic=verdict.dynamic,
                 )
             )
-            inner_rounds = rounds * (loop_rounds(op) or 1) if op.op_type == "while_loop" else rounds
             for nested in op.blocks:
-                walk(nested, depth + 1, inner_rounds)
+                walk(nested, depth + 1, rounds * (verdict.rounds or 1))
 
     with caching():
         walk(function, depth=0, rounds=1)
@@ -631,7 +643,7 @@ def _judged_at_all_places(
     loaded: Loaded, function: Function, judged: list[Judged], target: Target, rules: tuple[Rule, ...]
 ) -> Shaped:
     """Judge a function whose inputs are fixed where every mask is true, so that no shape depends on values."""
-    if not any(is_dynamic(one.op) for one in judged):
+    if not any(one.dynamic for one in judged):
         return Shaped(function, judged)
     name = next(n for n, f in loaded.program.functions.items() if f is function)
     full = function_at_all_places(loaded.program, name)
@@ -714,10 +726,10 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
 
 def _without_dynamic_estimate(judged: Judged) -> Judged:
     """Drop the estimate of an op that reads or returns a value of dynamic shape."""
-    return replace(judged, estimate=None) if is_dynamic(judged.op) else judged
+    return replace(judged, estimate=None) if judged.dynamic else judged
 
 
-def is_dynamic(op: Operation) -> bool:
+def _is_dynamic(op: Operation) -> bool:
     """Does an op read or return a value of dynamic shape?"""
     values = [*op.outputs, *(v for _, v in operands(op))]
     return any(any_symbolic(v.shape or ()) for v in values if kind_of(v).is_tensor)

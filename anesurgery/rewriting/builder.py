@@ -116,8 +116,8 @@ class Builder(mil.OpMakers):
         self._session, self._function = session, function
         self._pass_name, self._root = pass_name, root
         self._before: Operation | None = root
-        self.made: list[Operation] = []
-        """The ops made so far, constants included, in the order in which they can run."""
+        self.made: dict[Operation, None] = {}
+        """The ops made so far, constants included, in the order in which they can run: an ordered set."""
 
     @property
     def block(self) -> mil.Block:
@@ -181,9 +181,7 @@ class Builder(mil.OpMakers):
                 constant = mil.mb.const(val=np.asarray(make(), order="C"), name=fresh, before_op=first)
             self._session.shared[full_key] = constant
         assert constant.op is not None
-        if constant.op not in self.made:
-            mil.stamp(constant.op, self._root)
-            self.made.append(constant.op)
+        self._note_made(constant.op)
         return constant
 
     def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
@@ -199,12 +197,12 @@ class Builder(mil.OpMakers):
         if value is None or (value.op is not None and value.op.enclosing_block is None):
             place = mil.first_op_after(reads, self._root)
             maker = self.before(place)
-            maker.made = []
+            maker.made = {}
             with mil.inside(cast(mil.Block, place.enclosing_block)):
                 value = build(maker)
             self._session.shared[full_key] = value
-            self._session.shared_ops[full_key] = maker.made
-        self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
+            self._session.shared_ops[full_key] = list(maker.made)
+        self.made |= dict.fromkeys(self._session.shared_ops[full_key])
         return value
 
     def stored_like(
@@ -357,9 +355,13 @@ class Builder(mil.OpMakers):
             if v.op is not None and v.op.op_type == "const" and v.op.name.startswith(f"{op.name}_")
         ]
         for new in (*literals, op):
-            if new not in self.made:
-                mil.stamp(new, self._root)
-                self.made.append(new)
+            self._note_made(new)
+
+    def _note_made(self, op: Operation) -> None:
+        """Note a new op, once, and give it the scope of the root."""
+        if op not in self.made:
+            mil.stamp(op, self._root)
+            self.made[op] = None
 
 
 def _check_names(op_type: str, inputs: Mapping[str, Any]) -> None:

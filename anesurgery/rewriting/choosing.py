@@ -9,7 +9,7 @@ holds on all chips, and the newest chips decide whether the whole gains.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from anesurgery.checking.exactness import Near
@@ -76,16 +76,18 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     required |= {step.name: repair.needed for repair in repairs for step in repair.steps}
     search, less_exact = Search(start, trials, required), dict[str, str]()
     end = search.best(in_order((*repairing.values(), *others)))
-    if wish.exact or search.searching_step is not None or repairing:
+    composer = _Composer(wish, search, repairs, start, end, outputs)
+    if (wish.exact or search.searching_step is not None or repairing) and composer.gain:
         judged = exact(start, end, trials, Outputs.of(start, session, gate))
-        end, less_exact = judged.end, judged.losses
         search.results.notes += judged.notes
+        end, less_exact = judged.end, judged.losses
     if search.searching_step is not None:
         end = _with_last_steps(search, search.searching_step, end)
-    near = outputs.before_and_after(start, end) if session.samples or repairing else (None, None)
-    return _Composer(
-        wish, search, less_exact, repairs=repairs, start=start, end=end, outputs=outputs, near=near
-    ).chosen()
+    if end is not composer.end:  # else the gain is known
+        composer = replace(composer, end=end, less_exact=less_exact)
+    if session.samples or repairing:
+        composer.near = outputs.before_and_after(start, end)
+    return composer.chosen()
 
 
 def _with_last_steps(search: Search, searching_step: Searching, end: Trial) -> Trial:
@@ -105,15 +107,15 @@ class _Composer:
 
     wish: Wish
     search: Search
-    less_exact: Mapping[str, str]
-    """Name of a step that is left out since it costs digits -> by how much outputs would be less exact."""
     repairs: Sequence[Repairs]
     start: Trial
     """The model as given."""
     end: Trial
     """The trial after all steps of the plan that are tried."""
     outputs: Outputs
-    near: tuple[Near | None, Near | None]
+    less_exact: Mapping[str, str] = field(default_factory=dict)
+    """Name of a step that is left out since it costs digits -> by how much outputs would be less exact."""
+    near: tuple[Near | None, Near | None] = (None, None)
     """How near the outputs are to the exact ones before and after the plan."""
 
     @property
@@ -139,8 +141,8 @@ class _Composer:
 
     def chosen(self) -> Chosen:
         """Return the plan; it has no steps if the whole gains nothing."""
-        if gain := self.gain():
-            return self.composed(gain)
+        if self.gain:
+            return self.composed(self.gain)
         why = self.why_nothing()
         left_out_recipe = [(self.wish.name, Refusal(why))] if self.start.subject.was_layers else []
         return replace(self, end=self.start, near=(self.near[0], self.near[0])).composed(why, left_out_recipe)
@@ -169,6 +171,7 @@ class _Composer:
         where = self.targets[0].words if self.has_target else _chips(self.targets)
         return f"the neural network stays as it is: {worse}" if worse else f"nothing to gain on {where}"
 
+    @cached_property
     def gain(self) -> Words:
         """Return what the whole gains, or why it is done without a known gain; "" for nothing.
 

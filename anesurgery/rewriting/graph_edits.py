@@ -209,7 +209,7 @@ class GraphEdits:
     step: Pass
     session: Session
     function: Function
-    made: list[Operation] = field(default_factory=list)
+    made: dict[Operation, None] = field(default_factory=dict)
     """The ops that were built since the last `record`."""
     removed: list[Operation] = field(default_factory=list)
     """The ops that were removed since then."""

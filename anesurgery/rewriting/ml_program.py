@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison, compare_as_stored
-from anesurgery.checking.lengths import NOTHING, Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface, InterfaceChange, call_of, warn_of_names
 from anesurgery.files.package import Loaded, save, to_mlmodel
@@ -179,10 +178,6 @@ class Subject(ABC):
     def spec_of(self, graph: Graph) -> Any:
         """Return the specification that describes the inputs of one of its graphs; None where there is none."""
         return None
-
-    def declared_in(self, graph: Graph) -> Declared:
-        """Return the lengths that are declared for the dynamic axes of one of its graphs."""
-        return NOTHING
 
     @property
     def wired(self) -> bool:
@@ -424,10 +419,6 @@ class MLProgram(Subject):
     def spec_of(self, graph: Program) -> Any:
         """Return the specification of the model that has the program."""
         return next(part.spec for part in self.parts if part.program is graph)
-
-    def declared_in(self, graph: Program) -> Declared:
-        """Return the lengths that the specification of its model declares for the inputs."""
-        return declared_lengths(graph, self.spec_of(graph))
 
     def notes(self, before: Self) -> list[str]:
         """Return what changed when a neural network became a program, and what that means for the ANE."""

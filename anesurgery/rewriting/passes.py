@@ -405,8 +405,7 @@ def run_on(step: Pass, subject: Subject, session: Session) -> None:
     """Run a pass on the graphs of a model that are edited."""
     session.whole = subject
     for graph in subject.chosen:
-        session.spec = subject.spec_of(graph)
-        session.declared = subject.declared_in(graph)
+        session.graph, session.spec = graph, subject.spec_of(graph)
         run_pass(step, graph, session)
 
 

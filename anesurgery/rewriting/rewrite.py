@@ -290,9 +290,10 @@ class _OpPlace(Place):
             return m
         self.match, self.mark = m, self.session.marked(self.function)
         pairs = self.pairs(m, self.step.rewrite(self.builder, m))
-        self.refuse_loops(pairs, self.builder.made)
+        made = list(self.builder.made)
+        self.refuse_loops(pairs, made)
         uncompared = self.refusal(ROUNDED) if self.builder.rounded() else self.step.uncompared(m)
-        return Built(pairs, self.builder.made, m.ops, uncompared, m.limits)
+        return Built(pairs, made, m.ops, uncompared, m.limits)
 
     def needs(self, built: Built) -> Needs | Refusal | None:
         """See what the edit needs of the values that it reads.
@@ -402,7 +403,7 @@ class _OpPlace(Place):
 
     def undo(self) -> None:
         """Remove the new ops and inputs, and what the pass declared."""
-        remove_dead(self.builder.made)
+        remove_dead([*self.builder.made])
         if self.match is not None:
             self.session.reset(self.function, self.mark)
 
@@ -416,7 +417,7 @@ class _OpPlace(Place):
             self.hand_over(old, new)
         infer_readers(self.function, refined)
         dead = remove_dead([*self.match.ops, *(old.op for old in olds if old.op is not None)])
-        unused = remove_dead(self.builder.made)
+        unused = set(remove_dead([*self.builder.made]))
         self.separate_names(olds)
         new_ops = [op for op in self.builder.made if op not in unused]
         self.again = [*new_ops, *(op for op in readers if op.enclosing_block is not None)]

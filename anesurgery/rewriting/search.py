@@ -30,6 +30,9 @@ from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
 
 NOTHING = "it gains nothing on this target"
 """Why a step is left out that neither gains nor loses."""
+MOST_GROWTH = 4
+"""A remedy that does not pay alone, and makes the model larger by more than this factor, is not tried again
+after another one: unrolled loops take longer to try than all other remedies together. Chosen, not measured."""
 USELESS = "the other steps do as well without it"
 """Why a step is left out that later steps made useless."""
 
@@ -336,6 +339,9 @@ class Search:
                 swapped = self.tried.reached.get((*trial.steps, second, first))
                 if second == first or isinstance(swapped, Trial):
                     continue  # the pair in the other order was tried, and did not pay
+                alone = self.tried.reached.get((*trial.steps, second))
+                if isinstance(alone, Trial) and alone.size > MOST_GROWTH * trial.size:
+                    continue
                 new = self.try_remedy(after_first, second)
                 if new is not None and self.keep_if_it_gains(trial, new):
                     return new

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from anesurgery.checking.grades import SiteCheck
-from anesurgery.checking.lengths import NOTHING, Declared
+from anesurgery.checking.lengths import Declared, declared_lengths
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.display import Drawn, byte_words, drawn
 from anesurgery.errors import Named, Refusal, SurgeryError
@@ -201,10 +201,10 @@ class Session(Report):
     """The model, a `Subject`, of which a graph is edited; None where a graph alone is."""
     inputs: Any = None
     """What the caller gave to compare by, or to calibrate with: arrays by input name, or a list of such."""
+    graph: Graph = None
+    """The graph that is edited."""
     spec: Any = None
-    """The specification that describes the inputs of the graph that is edited."""
-    declared: Declared = NOTHING
-    """The lengths that `spec` declares for dynamic axes."""
+    """The specification that describes its inputs; None for the layers of a neural network."""
     seed: int = 0
     """The seed of the numbers on which sites are compared."""
     compressed: str = KEEP
@@ -225,8 +225,8 @@ class Session(Report):
     """Site proofs by step and fingerprint: the same computation is run once."""
     reached: dict[tuple[str, ...], dict[tuple[str, bool], float]] = field(default_factory=dict)
     """The largest values of the runs of `needs`, by the program that ran."""
-    names: dict[Function, set[str]] = field(default_factory=dict)
-    """The names that a function has or had, of which new ones must differ."""
+    names: dict[Function, dict[str, int]] = field(default_factory=dict)
+    """The names that a function has or had, of which new ones must differ -> the last number behind each."""
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
     """Inputs that a pass removed on purpose."""
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
@@ -234,10 +234,10 @@ class Session(Report):
     shared_ops: dict[tuple[Any, ...], list[Operation]] = field(default_factory=dict)
     """The ops that make the shared values."""
 
-    def __post_init__(self) -> None:
-        from anesurgery.interpret.sampling import generator
-
-        self.rng = generator(self.seed)
+    @property
+    def declared(self) -> Declared:
+        """The lengths that `spec` declares for dynamic axes."""
+        return declared_lengths(self.graph, self.spec)
 
     @property
     def samples(self) -> list[Mapping[str, Array]]:
@@ -247,8 +247,8 @@ class Session(Report):
     def again(self, *, prove_sites: bool | None = None) -> Session:
         """Return a session for the same model and target that has collected nothing.
 
-        It shares the site proofs and the observed ranges. The graph that is edited (`whole`, `declared`) and
-        its names are set when passes run on one.
+        It shares the site proofs and the observed ranges. `whole`, `graph`, `spec` and the names of the graph
+        are set when passes run on one.
         """
         return Session(
             target=self.target,
@@ -322,12 +322,12 @@ class Session(Report):
         if function not in self.names:
             taken = {op.name for op in walk_ops(function)} | set(function.inputs)
             taken |= {v.name for op in walk_ops(function) for v in op.outputs}
-            self.names[function] = taken
-        taken, name, n = self.names[function], wish, 0
-        while name in taken:
-            n += 1
-            name = f"{wish}_{n}"
-        taken.add(name)
+            self.names[function] = dict.fromkeys(taken, 0)
+        numbers, name = self.names[function], wish
+        while name in numbers:
+            numbers[wish] += 1
+            name = f"{wish}_{numbers[wish]}"
+        numbers[name] = 0
         return name
 
 

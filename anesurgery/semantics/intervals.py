@@ -142,10 +142,12 @@ class Intervals:
 
 
 def _largest_index(op: Operation) -> float:
-    """Return the largest index that an op may give, the last of its axis; infinite for a dynamic shape."""
+    """Return the largest index or length that an op may give; infinite for a dynamic shape."""
     shape = static_shape(op.x)
-    if shape is None or op.op_type == "shape":
+    if shape is None:
         return math.inf
+    if op.op_type == "shape":
+        return float(max(shape, default=0))
     axis = None if op.op_type == "non_zero" else axis_of(op)
     return float(max(shape if axis is None else (shape[axis],), default=1) - 1)
 

@@ -26,6 +26,7 @@ from anesurgery.placement.findings_in_words import (
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.shapes import RANGE
+from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
 from anesurgery.show.report import Line, Report, Table, first_rows
@@ -111,6 +112,8 @@ SIZES_FIRST = Problem(
     advice="fix them first, with the pass fix_shapes; or make several sizes: `anesurgery sizes`",
 )
 """The first problem of a model of flexible size."""
+OF_SIZES = frozenset({RANGE.id, DISPUTED_RANGE.id, RANGE_ELSEWHERE.id})
+"""Rules that say the same as `SIZES_FIRST`."""
 BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
 """Patterns at which a line that is too long ends, the best first; else after a word. `--full` shows all."""
 LAST_WORD = 20
@@ -146,7 +149,7 @@ def costs(inspection: Inspection) -> list[Problem]:
     problems.sort(key=lambda problem: problem.rank)
     if not inspection.fixing:
         return problems
-    return [SIZES_FIRST, *(_after_fixing(problem) for problem in problems if problem.rule != RANGE.id)]
+    return [SIZES_FIRST, *(_after_fixing(problem) for problem in problems if problem.rule not in OF_SIZES)]
 
 
 def _after_fixing(problem: Problem) -> Problem:

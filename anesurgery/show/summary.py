@@ -15,6 +15,7 @@ from anesurgery.display import byte_words
 from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
+from anesurgery.placement.rules.whole_model import doubts_among
 from anesurgery.placement.score import SAME
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "Neural Engine", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
@@ -232,8 +233,9 @@ def attention(inspection: Inspection) -> list[Attention]:
     """
     by_type_and_reason: dict[tuple[str, str], list[_Reason]] = defaultdict(list)
     for _, part in sections(inspection):
+        doubts = doubts_among(part.findings, part.target)
         for row in filter(needs_attention, part.ops):
-            for reason in _reasons(row, part.target.uses_ane):
+            for reason in _reasons(row, part.target.uses_ane, doubts):
                 rule = f"rule {reason.finding.rule}" if reason.finding else reason.why
                 by_type_and_reason[row.op_type, rule].append(reason)
     groups = [
@@ -260,11 +262,15 @@ class _Reason(NamedTuple):
     why: str
 
 
-def _reasons(row: OpRow, uses_ane: bool) -> list[_Reason]:
-    """Return a reason for each finding that keeps an op off the engine, or what no finding means."""
-    return [_Reason(row, f, f.message) for f in _blocking(row)] or [
-        _Reason(row, None, without_rule(row, uses_ane))
-    ]
+def _reasons(row: OpRow, uses_ane: bool, doubts: Sequence[Finding]) -> list[_Reason]:
+    """Return a reason for each finding that keeps an op off the engine, or what no finding means.
+
+    An op without a unit has the first of the `doubts` about the whole model as its reason.
+    """
+    findings = _blocking(row)
+    if not findings and row.preferred is None and row.legal:
+        findings = [*doubts[:1]]
+    return [_Reason(row, f, f.message) for f in findings] or [_Reason(row, None, without_rule(row, uses_ane))]
 
 
 def _severity(group: Attention) -> int:
@@ -303,7 +309,8 @@ def other_findings(inspection: Inspection) -> list[RuleGroup]:
     """Return the findings, by rule, that the attention table lacks: about the model, speed and numbers."""
     rows = all_rows(inspection)
     soft = [f for row in rows for f in row.findings if f not in _blocking(row)]
-    return by_rule([*own_findings(inspection), *soft])
+    listed = {group.finding for group in attention(inspection)}
+    return by_rule([*(f for f in own_findings(inspection) if f not in listed), *soft])
 
 
 def notes(inspection: Inspection) -> list[str]:

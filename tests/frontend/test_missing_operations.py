@@ -85,6 +85,11 @@ CASES: dict[str, dict[str, Torch]] = {
         "whole_most": lambda x: torch.clamp_max(x, 1),
         "fraction_of_integers": lambda x: (9 * x).int().clamp_min(0.5).float(),
     },
+    "windows of spectra": {
+        "hamming": lambda x: x * torch.hamming_window(6),
+        "symmetric": lambda x: x * torch.hamming_window(6, periodic=False, alpha=0.5),
+        "others": lambda x: x * torch.blackman_window(6) + torch.bartlett_window(6) * torch.kaiser_window(6),
+    },
     "triangular": {
         "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
         "lower_of_unit_diagonal": lambda x: solve(x[..., :4], x[..., 4:], upper=False, unitriangular=True),
@@ -228,6 +233,7 @@ def test_a_filled_diagonal() -> None:
         (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(32), "0 to 30 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
+        (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),
         (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
     ],
 )

@@ -66,6 +66,13 @@ def volume(rank: int) -> Callable[[], Program]:
     return of(lambda x: mb.batch_norm(x=x, mean=ones, variance=ones), (1, 4, *[8] * (rank - 2)))
 
 
+def sound(samples: int, *, upsampled: bool = False) -> Callable[[], Program]:
+    if upsampled:
+        taps = half(1, 1, 2)
+        return of(lambda x: mb.conv_transpose(x=x, weight=taps, strides=[2]), (1, 1, samples // 2))
+    return of(lambda x: mb.conv(x=x, weight=half(1, 1, 3), pad_type="same"), (1, 1, samples))
+
+
 def fused(width: int, layers: int) -> Callable[[], Program]:
     def body(x: Var) -> Var:
         for _ in range(layers):
@@ -203,6 +210,11 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "nearest by 8 on the GPU": (upsampler(8, 8), M15, "CPU_AND_GPU", ""),
     "nearest by 2": (upsampler(2, 8), M15, "ALL", ""),
     "a pool of 4x4": (upsampler(8, 4), M15, "ALL", ""),
+    "a long sound": (sound(479_014), "M5/macOS 26", "CPU_AND_NE", "refused-long-sound"),
+    "a sound made longer": (sound(480_000, upsampled=True), "M5/macOS 26", "ALL", "refused-long-sound"),
+    "a long sound on an M2": (sound(479_014), "M2/macOS 15", "ALL", "refused-long-sound-elsewhere"),
+    "a long sound on the GPU": (sound(479_014), "M5/macOS 26", "CPU_AND_GPU", ""),
+    "15 s of sound": (sound(240_000), "M5/macOS 26", "CPU_AND_NE", ""),
     "a cache by scatter": (written(True), "M5/macOS 26", "CPU_AND_NE", "refused-cache-scatter"),
     "on an M1": (written(True), "M1/macOS 26", "CPU_AND_NE", "refused-cache-scatter-elsewhere"),
     "no cache": (written(False), "M5/macOS 26", "CPU_AND_NE", ""),

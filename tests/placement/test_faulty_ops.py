@@ -50,6 +50,25 @@ def outputs(*shape: int) -> Program:
     )
 
 
+def sampled(choose: bool = True, dtype: Any = types.fp16) -> Program:
+    """A map that is read around the boxes that the best scores choose, as in RT-DETR, or around all boxes."""
+    specs = [mb.TensorSpec(shape, dtype=dtype) for shape in ((1, 50, 2), (1, 50), (4, 8, 20, 20))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(boxes: Var, scores: Var, values: Var) -> Any:
+        if choose:
+            _, places = mb.topk(x=scores, k=10, axis=1)
+            boxes = mb.gather(x=boxes, indices=mb.squeeze(x=places, axes=[0]), axis=1)
+        around = mb.tile(x=mb.expand_dims(x=mb.sigmoid(x=boxes), axes=[2]), reps=[4, 1, 3, 1])
+        fixed = {"sampling_mode": "bilinear", "padding_mode": "constant", "padding_value": 0.0}
+        fixed |= {"coordinates_mode": "normalized_zero_to_one", "align_corners": False}
+        if dtype is types.fp16:
+            fixed["padding_value"] = np.float16(0)
+        return mb.resample(x=values, coordinates=around, **fixed)
+
+    return program
+
+
 def chosen(gathers: bool) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((1, 50), dtype=types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Any:
@@ -223,6 +242,11 @@ SAYS = [
     (outputs(1, 32), "iPhone 15 Pro/iOS 18", "", ""),
     (outputs(1, 1, 8, 8), "iPhone 15 Pro/iOS 17", "", ""),
     (outputs(1, 1, 8, 8), "any", "", ""),
+    (sampled(), "M5/macOS 26, CPU_AND_NE", "fault-chosen-places", "reported"),
+    (sampled(), "M5/macOS 26, ALL", "", ""),
+    (sampled(), "M3/macOS 26", "fault-chosen-places-elsewhere", "guess"),
+    (sampled(choose=False), "M5/macOS 26", "", ""),
+    (sampled(dtype=types.fp32), "M5/macOS 26", "", ""),
     (chosen(True), "A19 Pro", "fault-topk-gather-elsewhere", "guess"),
     (chosen(True), "M1/macOS 14", "", ""),
     (chosen(True), "M3", "", ""),

@@ -522,6 +522,20 @@ def test_logits_are_over_words(outputs: int, ids: bool, speaks: bool) -> None:
     assert bool(said(BY_ID["lmhead-last-token"], network)) == speaks
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 8, 20), (1, 80, 32), (1, 1600)])
+def test_transcription_needs_the_logits_of_every_position(shape: tuple[int, ...]) -> None:
+    """A CTC head reads an image, a spectrum or sound; the wrong version would keep its last position."""
+
+    def body(x: Any, lengths: Any) -> Any:
+        rows = mb.reshape(x=x, shape=[1, -1, 16])
+        logits = mb.linear(x=rows, weight=half(5000, 16))
+        return mb.softmax(x=logits, axis=-1), mb.add(x=lengths, y=1)
+
+    specs = [mb.TensorSpec(shape, dtype=types.fp16), mb.TensorSpec((1,), dtype=types.int32)]
+    network = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(body)
+    assert not said(BY_ID["lmhead-last-token"], network)
+
+
 @pytest.mark.slow
 def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> None:
     converted("gpt2").model.save(str(tmp_path / "gpt2.mlpackage"))

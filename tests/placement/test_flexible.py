@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil.mil import get_new_symbol
 from typer.testing import CliRunner
 
@@ -29,8 +30,6 @@ KINDS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def converted(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    import torch
-
     layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]
     traced: Any = torch.jit.trace(torch.nn.Sequential(*layers).eval(), torch.zeros(LARGE))  # type: ignore[no-untyped-call]
     kind = request.param
@@ -175,3 +174,39 @@ def test_images_of_many_sizes_are_judged_alike_however_they_are_given(kind: str,
 def _plain(found: Any) -> Any:
     """Without dictionaries, so that it can be in a set."""
     return dataclasses.replace(found, at_shapes=tuple(map(str, found.at_shapes)))
+
+
+class Padded(torch.nn.Module):
+    """Frames of a strided convolution, masked past the length, as in the encoders of speech models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = torch.nn.Conv1d(1, 4, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        y = self.frames(x)
+        padding = torch.arange(y.shape[-1])[None] >= length[:, None]
+        return y.masked_fill(padding[:, None], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "default", "lost"),
+    [
+        (ct.RangeDim(8, 512, default=64), 64, False),
+        (None, 64, False),
+        (ct.RangeDim(8, 200000, default=160000), 160000, True),
+    ],
+)
+def test_a_length_that_fits_int16_is_not_lost(sizes: Any, default: int, lost: bool) -> None:
+    """The wrong version: a dynamic length "may be any int32", in the first line of each such model."""
+    example = (torch.zeros(1, 1, default), torch.tensor([9]))
+    shape = (1, 1, sizes) if sizes else ct.EnumeratedShapes([(1, 1, 64), (1, 1, 256)], default=(1, 1, 64))
+    traced = torch.jit.trace(Padded().eval(), example)  # type: ignore[no-untyped-call]
+    model = ct.convert(
+        traced,
+        inputs=[ct.TensorType("x", shape), ct.TensorType("length", (1,), dtype=np.int32)],
+        minimum_deployment_target=ct.target.iOS17,
+        skip_model_load=True,
+    )
+    rules = [f.rule for f in ane.inspect(model, "M4/macOS 26").all_findings]
+    assert ("lost-int16" in rules) == lost

@@ -6,6 +6,7 @@ import cProfile
 from collections.abc import Callable
 from typing import Any
 
+import coremltools.optimize.coreml as cto
 import numpy as np
 import pytest
 from statement import half, of
@@ -15,6 +16,8 @@ from anesurgery.interpret.arithmetic import engine_faults
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import inspector, verdicts
 from anesurgery.placement.rules import whole_model
+from anesurgery.show import summary
+from anesurgery.show.costs import costs
 
 
 def lookup(ids: int, *, small: bool = False) -> Callable[[], Program]:
@@ -36,22 +39,31 @@ def lookup(ids: int, *, small: bool = False) -> Callable[[], Program]:
     return build
 
 
-def listed_norm() -> Program:
-    """A layer_norm of rank 3 before products, with enumerated shapes."""
+def listed(*, enumerated: bool = True) -> Any:
+    """A layer_norm of rank 3 before products, with enumerated shapes or a range of them, as a model."""
     import torch
 
     layers = torch.nn.Sequential(torch.nn.LayerNorm(1024), *(torch.nn.Linear(1024, 1024) for _ in range(4)))
-    shape = ct.EnumeratedShapes([(1, n, 1024) for n in (64, 512)], default=(1, 512, 1024))
+    shape: Any = ct.EnumeratedShapes([(1, n, 1024) for n in (64, 512)], default=(1, 512, 1024))
+    shape = shape if enumerated else (1, ct.RangeDim(64, 512, default=512), 1024)
     traced = torch.jit.trace(layers.eval(), torch.zeros(1, 64, 1024))  # type: ignore[no-untyped-call]
-    model = ct.convert(
+    return ct.convert(
         traced,
         inputs=[ct.TensorType("x", shape=shape, dtype=np.float16)],
         outputs=[ct.TensorType(dtype=np.float16)],
         skip_model_load=True,
         minimum_deployment_target=ct.target.iOS16,
     )
-    made: Program = model._mil_program
+
+
+def listed_norm() -> Program:
+    made: Program = listed()._mil_program
     return made
+
+
+def palettized(model: Any, bits: int = 8) -> Any:
+    config = cto.OpPalettizerConfig(mode="uniform", nbits=bits)
+    return cto.palettize_weights(model, cto.OptimizationConfig(global_config=config))
 
 
 def layers(count: int, kind: Any = np.float16) -> Callable[[], Program]:
@@ -95,6 +107,28 @@ def test_what_is_known_of_the_whole_reaches_the_ops(name: str) -> None:
         assert found.residency["ops"] == 0 < found.residency_at_most["ops"]
     if "one row" not in name:  # of one row little is known in any case
         assert bool(rule) == ("ane" not in found.counts)
+
+
+@pytest.mark.parametrize("name", ["a large table", "an enumerated norm", "too much for a phone"])
+def test_ops_in_doubt_name_the_doubt(name: str) -> None:
+    """The wrong version: "the CPU may be just as fast, by estimate", below a share of 0 to 100 %."""
+    build, target, rule = CASES[name]
+    found = ane.inspect(build(), target)
+    unknown = {row.name for row in found.ops if row.preferred is None and row.legal}
+    groups = [g for g in summary.attention(found) if unknown & {row.name for row in g.rows}]
+    assert {g.finding.rule for g in groups if g.finding is not None} == {rule}
+    assert all(g.why != summary.UNDECIDED for g in groups)
+    assert rule not in {g.finding.rule for g in summary.other_findings(found)}  # it is said once
+    assert rule in {problem.rule for problem in costs(found)[:2]}
+
+
+def test_palettes_with_enumerated_shapes_crash_an_m5() -> None:
+    model, seen = palettized(listed()), "M5/macOS 26"
+    assert ane.inspect(model, seen).refused == "reported to crash: 8-bit palettes with 2 enumerated shapes"
+    assert not ane.inspect(model, seen, compute_units="ALL").refused
+    assert not ane.inspect(model, "M4/macOS 26").refused
+    for other in (listed(), palettized(listed(), bits=4), palettized(listed(enumerated=False))):
+        assert not ane.inspect(other, "M5/macOS 26").refused
 
 
 def test_ops_that_stay_on_the_cpu_in_either_case_are_known() -> None:

@@ -55,8 +55,9 @@ class Fault:
     """The first releases that are warned of; older ones of these platforms are not. None: all are."""
     runtime: Literal["Core ML", "Core AI"] = "Core ML"
     """"Core AI" where it was seen only in that runtime: for Core ML such a row is a warning."""
-    units: Literal["engine", "gpu", "any"] = "engine"
-    """Where it was seen: "gpu" if the engine was right; "any" if the CPU or the GPU was wrong, too."""
+    units: Literal["engine", "engine alone", "gpu", "any"] = "engine"
+    """Where it was seen: "gpu" if the engine was right; "any" if the CPU or the GPU was wrong, too; "engine
+    alone" if it was right with ALL."""
     form: Form | None = None
     """Returns, in words, what of an op has the faulty form, "" where nothing has. None: every op of the type
     has it."""
@@ -207,6 +208,23 @@ def _gathered_places(op: Operation) -> str:
             if reader.op_type.startswith("gather"):
                 return f"{words}, and a gather takes rows at the places"
             pending += [v for v in reader.outputs if np_dtype(v).kind in "iu"]
+    return ""
+
+
+NEAR = 256
+"""The most ops that are looked at upstream of places; a choice."""
+
+
+def _chosen_places(op: Operation) -> str:
+    """Find a resampling at places that follow from a topk, as in a DETR with deformable attention."""
+    pending, seen = [op.coordinates], set[Operation]()
+    for value in pending:
+        if value.op is None or value.op in seen or len(seen) >= NEAR:
+            continue
+        if value.op.op_type == "topk":
+            return f"boxes of a detector, where %{op.outputs[0].name} reads at places that a topk chose"
+        seen.add(value.op)
+        pending += [v for _, v in operands(value.op) if not is_stored(v)]
     return ""
 
 
@@ -500,6 +518,21 @@ FAULTS: tuple[Fault, ...] = (
         runtime="Core AI",
         form=_gathered_places,
         advice="choose in the app, or keep the last layers in fp32",
+    ),
+    Fault(
+        "chosen-places",
+        names("resample"),
+        what="a detector with deformable attention around chosen queries (RT-DETR) found less: mAP 0.485 with "
+        "CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL, which was 3 times as fast (17 and 50 ms). Detectors "
+        "without it (YOLO26) were right. Which op is wrong is not known; fp32 for linear and gather helped",
+        source="ultralytics/ultralytics: pull requests 24510, 24944, 24999",
+        seen="M5, macOS 26.5.1, CPU_AND_NE",
+        chips=("M5",),
+        systems=(("macOS", 26),),
+        units="engine alone",
+        form=_chosen_places,
+        fp16_only=True,
+        advice="load it with ALL, or convert with fp32 for linear and gather",
     ),
     Fault(
         "conv-uneven-kernel",

@@ -35,6 +35,8 @@ def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
 
 def _may_use_unit(fault: Fault, target: Target) -> bool:
     """May Core ML use the unit on which the fault was seen (GPU or engine)?"""
+    if fault.units == "engine alone":
+        return target.uses_ane and not target.uses_gpu
     return target.uses_gpu if fault.units == "gpu" else target.uses_ane
 
 

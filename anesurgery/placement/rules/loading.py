@@ -398,6 +398,18 @@ def _ends_in_reshape(value: Var) -> bool:
     return any(r.op_type == "reshape" for one in values for r in consumers(one))
 
 
+LONG_SOUND = 479_014
+"""The samples over which the reported vocoder convolves; shorter ones were not reported."""
+
+
+def _long_sounds(ops: list[Operation]) -> str:
+    """Find convolutions along an axis of very many samples."""
+    convolved = (op for op in ops if op.op_type in ("conv", "conv_transpose"))
+    shapes = ((op.outputs[0].name, static_shape(op.outputs[0])) for op in convolved)
+    long = [name for name, shape in shapes if shape is not None and max(shape[2:]) >= LONG_SOUND]
+    return _counted(long, "convolution* over a long sound")
+
+
 REPORTS = (
     LoadReport(
         "refused-edge-pad",
@@ -474,6 +486,18 @@ REPORTS = (
         form=_nearest_beside_pool,
         advice="load it with CPU_AND_GPU",
         systems=(("macOS", 15),),
+    ),
+    LoadReport(
+        "refused-long-sound",
+        "the engine's compiler took 159 s over a vocoder (Sidon, a DAC decoder), and failed; all of the model "
+        "then ran on the CPU, 12 times slower than with CPU_ONLY. Elsewhere it took many minutes and 1 GB",
+        source="soniqo/speech-swift: issue 464, pull request 466",
+        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on a Mac that is not named",
+        units=ENGINE,
+        form=_long_sounds,
+        advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the sound in shorter pieces",
+        chips=("M5",),
+        systems=(("macOS", 26),),
     ),
     LoadReport(
         "refused-cache-scatter",

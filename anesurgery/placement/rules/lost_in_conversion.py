@@ -264,6 +264,8 @@ def narrowed_data(op: Operation) -> str:
     cast = producer(op.x, "cast") if op.op_type in NARROWED else None
     if cast is None or np_dtype(op.x) != np.int16 or np_dtype(cast.x) != np.int32:
         return ""
+    if (sizes := producer(cast.x, "shape")) is not None and static_shape(sizes.x) is None:
+        return ""  # known at the default shape, at which the ops are judged, too
     most = max(map(abs, interval(cast.x)))
     if most <= LARGEST_INT16:
         return ""

@@ -120,12 +120,17 @@ LEAST_VOCABULARY = 4096
 several chunks. Heads of pose networks (SimCC) have up to 768, lookups by a product as many as a row."""
 
 
-def _reads_ids(op: Operation) -> bool:
-    """Does the model of an op have an input of integers?"""
-    block = op.enclosing_block
+def _may_generate(op: Operation, inputs: int, outputs: int) -> bool:
+    """Does a head choose words: does its model read an id or a hidden state for each position?
+
+    Transcription (CTC) reads an image, a spectrum or sound, and needs the logits of every position.
+    """
+    block, length = op.enclosing_block, op.outputs[0].shape[1]
     while block is not None and block.outer_op is not None:
         block = block.outer_op.enclosing_block
-    return block is not None and any(np_dtype(var).kind in "iu" for var in block.inputs.values())
+    read = [] if block is None else [v for v in block.inputs.values() if length in (v.shape or ())]
+    has_states = outputs >= LEAST_VOCABULARY and any(inputs in v.shape for v in read)
+    return has_states or any(np_dtype(v).kind in "iu" for v in read)
 
 
 def all_tokens(op: Operation, target: Target) -> str:
@@ -133,10 +138,10 @@ def all_tokens(op: Operation, target: Target) -> str:
     size, var = channels(op), op.outputs[0]
     if size is None or var.rank != 3 or size.outputs < 2 * size.inputs:
         return ""
-    if size.outputs < LEAST_VOCABULARY and not _reads_ids(op):
-        return ""
     length = var.shape[1]
     if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):
+        return ""
+    if not _may_generate(op, size.inputs, size.outputs):
         return ""
     return f"{size.outputs} logits for each of {length} positions; generating text needs one"
 

@@ -56,8 +56,8 @@ _KEEPS_LENGTHS = POINTWISE | NORMS | CONTRACTIONS
 """Ops that make no new dynamic length: the lengths of the result follow from those of the operands."""
 _JOINING = CARRIERS | names("concat mul cast")
 """Ops between phases and the transposed convolution of an inverse Fourier transform."""
-_PALETTE_OF_4_BITS = 16
-"""The number of values of a palette of 4 bits."""
+_PALETTE_OF_4_BITS, _PALETTE_OF_8_BITS = 16, 256
+"""The numbers of values of palettes."""
 
 _MINUTES = _large(
     "load-minutes",
@@ -315,7 +315,16 @@ TOO_LARGE = _reported(
     scope=Scope(os="seen on A19 Pro, iOS 26, and M1 Max, macOS 13"),
     advice="split it into chunks below the limit, compress it, or write the weights into files below 2.1 GB",
 )
-RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LIST, TOO_LARGE)
+LISTED_PALETTE = _reported(
+    "crash-enumerated",
+    "an encoder (Parakeet) with palettes of 8 bits and enumerated shapes crashed at load, in "
+    "bnns::GraphCompile; with ALL, and on an M4, it ran without the engine, and with one shape it ran there",
+    "soniqo/speech-swift: issue 313, pull requests 290, 314",
+    scope=Scope(frozenset({17}), "seen on M5 Max and M5 Pro, macOS 26.5, CPU_AND_NE"),
+    kind="load",
+    advice="a package or a function for each shape (`ane.sizes`), or load it with ALL",
+)
+RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LIST, LISTED_PALETTE, TOO_LARGE)
 
 
 def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: Target) -> tuple[Finding, ...]:
@@ -343,6 +352,7 @@ FAILING: dict[str, frozenset[str]] = {
     "compile-late-shape": frozenset(),
     "hang-nearest-pool": frozenset(),
     "refused-cache-scatter": frozenset(),
+    "refused-long-sound": frozenset(),
     "size-big-image": frozenset(),
     "state-width-32": frozenset(),
 }
@@ -353,6 +363,12 @@ def failing(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
     """Return the findings after which the ANE may run nothing on a target."""
     chips = frozenset(target.chips)
     return tuple(f for f in findings if f.rule in FAILING and (not FAILING[f.rule] or FAILING[f.rule] & chips))
+
+
+def doubts_among(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
+    """Return those of a model's findings that make it uncertain what the ANE runs of it."""
+    named, findings = {rule.id for rule in RULES}, tuple(findings)
+    return (*(f for f in findings if f.rule in named), *failing(findings, target))
 
 
 def _has_mac(target: Target) -> bool:
@@ -385,11 +401,20 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
         yield rule, f"the length of %{next(iter(dynamic))} may vary"
         return
     if _has_mac(target):
-        yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes"
+        yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes kept some models on the CPU"
+    if _crashed_with_palettes(function, target):
+        yield LISTED_PALETTE, f"reported to crash: 8-bit palettes with {len(shapes.listed)} enumerated shapes"
     norms = [op for op in walk_ops(function) if op.op_type == "layer_norm" and op.x.rank == 3]
     if norms:
         first = norms[0].outputs[0].name
         yield NORM_IN_LIST, f"{len(norms)} layer_norm of rank 3, first %{first}, with enumerated shapes"
+
+
+def _crashed_with_palettes(function: Function, target: Target) -> bool:
+    """Are there palettes of 8 bits, on the chip, the OS and the units of the report?"""
+    is_seen = set(target.chips) <= {"M5"} and (target.platform, target.os) == ("macOS", 26)
+    sizes = (_palette_size(op) for op in walk_ops(function))
+    return is_seen and not target.uses_gpu and _PALETTE_OF_8_BITS in sizes
 
 
 def _size(memory: Memory, target: Target) -> Messages:

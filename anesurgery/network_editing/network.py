@@ -85,11 +85,23 @@ class Network:
         self.message = network_of(spec)
         self.nodes = [Node(layer) for layer in self.message.layers]
         self.edited = self._outdated = False
-        self.blobs = blobs or Blobs(self.message, spec.description)
+        self._blobs = blobs
         self.inputs = tuple(f.name for f in spec.description.input)
         self._scores = _scores(self.message)
         self.outputs = frozenset([*(f.name for f in spec.description.output), *self._scores])
         self._index()
+
+    @property
+    def blobs(self) -> Blobs:
+        """Shapes and constants of the blobs; they are inferred when they are needed.
+
+        Raises:
+            LoadError: an input cannot be read.
+        """
+        if self._blobs is None:
+            layers = [node.message for node in self.nodes]
+            self._blobs = Blobs(self.message, self.spec.description, layers=layers)
+        return self._blobs
 
     def _index(self) -> None:
         self._makers: dict[str, list[Node]] = {}
@@ -213,15 +225,13 @@ class Network:
                     node.message.input[i] = new
 
     def refresh(self) -> None:
-        """Infer shapes and constants anew, if layers came or went since.
+        """Forget shapes and constants if layers came or went since they were inferred.
 
         What was unknown downstream of a layer that went may be known now, and the value of a blob is that of
         the layer that makes it now.
         """
         if self._outdated:
-            layers = [node.message for node in self.nodes]
-            self.blobs = Blobs(self.message, self.spec.description, layers=layers)
-            self._outdated = False
+            self._blobs, self._outdated = None, False
 
     def commit(self) -> None:
         """Write the layers into the specification; it copies weights, so once, after all passes."""

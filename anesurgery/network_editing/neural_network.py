@@ -176,7 +176,9 @@ class NeuralNetwork(Subject):
     def score(self, target: Target) -> Score:
         """Score by the rules of the format: there is no time, only what can run on the ANE counts."""
         self.finish()
-        parts = [inspect_network(part, target, "") for part in networks_of(self.spec)]
+        for graph in self.graphs:
+            graph.refresh()
+        parts = [inspect_network(one.spec, target, "", one.blobs, advice=False) for one in self.graphs]
         return Score.of_layers(*parts)
 
     def time(self, target: str | None) -> Time | None:

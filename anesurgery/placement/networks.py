@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
@@ -62,13 +63,17 @@ class _Layer:
         return self.spec.name or next(iter(self.spec.output), self.kind)
 
 
-def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
+def inspect_network(
+    spec: Any, target: Target, label: str, blobs: Blobs | None = None, *, advice: bool = True
+) -> Inspection:
     """Return where the layers of a neural network run, as far as that is known.
 
     Args:
         spec: the specification of a model of one of the types in `NETWORKS`.
         target: chips, OS and compute units.
         label: the model in words, for messages.
+        blobs: of the network; inferred by default.
+        advice: report faults of its ops, and what keeps it from becoming an ML Program? That imports it.
 
     Returns:
         An inspection with rows in file order, those of nested networks after the layer that holds them, without
@@ -81,7 +86,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     """
     network = getattr(spec, spec.WhichOneof("Type"))
     layers = [layer for layer in starmap(_Layer, walk_layers(network)) if layer.kind != "loadConstant"]
-    blobs = _blobs(spec)
+    blobs = blobs or _blobs(spec)
     shapes = _shapes_by_name(spec, layers, blobs)
     constants = frozenset(name for la in layers if la.kind == "loadConstantND" for name in la.spec.output)
     rows = [_row(index, layer, target, shapes, constants) for index, layer in enumerate(layers)]
@@ -94,7 +99,9 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     timed = time_of_network(blobs, named, target)
     if timed.each:
         rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
-    faults, obstacle = _faults_and_obstacle(spec, label, target)
+    faults, obstacle = _faults_and_obstacle(spec, label, target) if advice else ([], [])
+    if not advice and blobs is not None and (damage := _damage(blobs)) is not None:
+        raise LoadError(f"{label}: {damage}") from damage
     return Inspection(
         model=label,
         target=target,
@@ -287,18 +294,15 @@ def _faults_and_obstacle(spec: Any, label: str, target: Target) -> tuple[list[Fi
     try:
         return list(findings_of_layers(import_network(spec, label).program, target)), []
     except NotExpressible as error:
-        if (damage := _damage(spec)) is not None:
-            raise LoadError(f"{label}: {damage}") from damage
+        with suppress(NotExpressible):
+            if (damage := _damage(Blobs(network_of(spec), spec.description))) is not None:
+                raise LoadError(f"{label}: {damage}") from damage
         return [], [f"it cannot become an ML Program: {str(error).removeprefix(f'{label}: ')}"]
 
 
-def _damage(spec: Any) -> LoadError | None:
+def _damage(blobs: Blobs) -> LoadError | None:
     """Return what is wrong with a damaged layer; None if all are sound."""
-    try:
-        errors = Blobs(network_of(spec), spec.description).errors
-    except NotExpressible:
-        return None
-    return next((error for error in errors if not isinstance(error, NotExpressible)), None)
+    return next((error for error in blobs.errors if not isinstance(error, NotExpressible)), None)
 
 
 # The time of a neural network, estimated from the MIL ops of its layers in fp16.

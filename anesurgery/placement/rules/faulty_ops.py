@@ -110,7 +110,7 @@ def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bo
 def findings_of_layers(program: Program, target: Target) -> Iterator[Finding]:
     """Yield the findings about the layers of a neural network, given as a program of equivalent ops."""
     for op in (op for function in program.functions.values() for op in walk_ops(function)):
-        for fault in FAULTS:
+        for fault in (fault for fault in FAULTS if op.op_type in fault.ops):
             for rule, test in zip(_claim_and_warning(fault), (_claim, _warning), strict=True):
                 if words := test(fault, CORE_ML, op, target, layer=True):
                     yield rule.finding(words, op.outputs[0].name)

@@ -2,18 +2,14 @@
 
 It builds programs for `translating` (types, constants, graphs, composites, `save`). In the child process it
 runs a model or reads it as plain data (`run_asset`, `walk_asset`). Without the package this module can still be
-imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`;
-`UNVERSIONED` lists the other names used here, and a test looks for each, so that an update of the package
-changes one file.
-
-`coreai.authoring` is imported first: in the other order the package has a circular import.
+imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`; a test
+looks for the names of `ir` and `ops` that this room uses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import itertools
 import math
 import re
@@ -36,50 +32,21 @@ VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
 
 
-def _import_error() -> str:
-    """Return why the package cannot be imported; "" where it can."""
-    try:
-        import coreai.authoring
-        import coreai.runtime  # noqa: F401
-    except ImportError as error:  # Python 3.10, or without the extra
-        return str(error)
-    return ""
-
-
-ABSENT = _import_error()
+ABSENT = ""
 """Why Apple's package cannot be imported; empty where it can."""
-
-
-def _imported(module: str, name: str = "") -> Any:
-    """Return a module of the package, or a name in it; None where the package is absent."""
-    if ABSENT:
-        return None
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
-
-
-AIModelAsset, Context, Module = (
-    _imported("coreai.authoring", n) for n in ("AIModelAsset", "Context", "Module")
-)
-AIModelAssetMetadata, NDArray = (_imported("coreai.runtime", n) for n in ("AIModelAssetMetadata", "NDArray"))
-ir, ops, ml_dtypes = map(_imported, ("coreai._compiler.ir", "coreai._compiler.dialects.coreai", "ml_dtypes"))
-BINDINGS = "coreai._compiler._mlir_libs._coreaiIR._bindings"
-serialize_module_to_bytecode = _imported(f"{BINDINGS}.compiler", "serialize_module_to_bytecode")
-register_should_const_folding_hook = _imported(
-    f"{BINDINGS}.mlir.dialects.coreai", "register_should_const_folding_hook"
-)
-
-UNVERSIONED = {
-    "ops": """
-        ConstantOp GraphOp condition create_constant_attr if_ while_ yield_ HandleType invoke
-        add sub mul divide floor_divide modulo pow_ maximum minimum
-    """,
-    "ir": """
-        ArrayAttr Attribute BoolAttr DenseElementsAttr DenseResourceElementsAttr DictAttr F16Type F32Type
-        FloatAttr InsertionPoint IntegerAttr IntegerType Location RankedTensorType StringAttr Type
-    """,
-}
-"""Module -> names used here that Apple does not version."""
+try:
+    from coreai.authoring import AIModelAsset, Context, Module  # isort: skip - the other order has a circular import
+    import ml_dtypes
+    from coreai._compiler import ir
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import serialize_module_to_bytecode
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (
+        register_should_const_folding_hook,
+    )
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.runtime import AIModelAssetMetadata, NDArray
+except ImportError as error:  # Python 3.10, or without the extra
+    ABSENT = str(error)
+    AIModelAsset = AIModelAssetMetadata = Context = Module = NDArray = ir = ml_dtypes = ops = None
 
 RESOURCE = 64
 """Above this many elements a constant becomes a resource of the file. A choice: shapes, axes and paddings,

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,21 +33,24 @@ VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
 
 
+BINDINGS = "coreai._compiler._mlir_libs._coreaiIR._bindings"
+MODULES = (
+    "coreai.authoring",  # first: in the other order the package has a circular import
+    "coreai.runtime",
+    "coreai._compiler.ir",
+    "coreai._compiler.dialects.coreai",
+    f"{BINDINGS}.compiler",
+    f"{BINDINGS}.mlir.dialects.coreai",
+    "ml_dtypes",
+)
 ABSENT = ""
 """Why Apple's package cannot be imported; empty where it can."""
+authoring: Any = None
+runtime = ir = ops = compiler = dialect = ml_dtypes = authoring
 try:
-    from coreai.authoring import AIModelAsset, Context, Module  # isort: skip - the other order has a circular import
-    import ml_dtypes
-    from coreai._compiler import ir
-    from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import serialize_module_to_bytecode
-    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (
-        register_should_const_folding_hook,
-    )
-    from coreai._compiler.dialects import coreai as ops
-    from coreai.runtime import AIModelAssetMetadata, NDArray
+    authoring, runtime, ir, ops, compiler, dialect, ml_dtypes = map(import_module, MODULES)
 except ImportError as error:  # Python 3.10, or without the extra
     ABSENT = str(error)
-    AIModelAsset = AIModelAssetMetadata = Context = Module = NDArray = ir = ml_dtypes = ops = None
 
 RESOURCE = 64
 """Above this many elements a constant becomes a resource of the file. A choice: shapes, axes and paddings,
@@ -127,10 +131,10 @@ def module() -> Iterator[Any]:
     and store a table twice that is read in two layouts.
     """
     COMPILER_MESSAGES.clear()
-    with Context() as context:
+    with authoring.Context() as context:
         context._mlir_context.attach_diagnostic_handler(_keep_message)
-        register_should_const_folding_hook(callable=_may_be_folded, context=context._mlir_context)
-        made = Module.create()
+        dialect.register_should_const_folding_hook(callable=_may_be_folded, context=context._mlir_context)
+        made = authoring.Module.create()
         with made:
             OPEN_PROGRAMS.append((made, itertools.count()))
             try:
@@ -242,11 +246,11 @@ def save(program: Any, path: Path, metadata: Any = None) -> None:
 
     Apple's `AIProgram.save_asset` reads the whole file back into memory to hash it; this hashes it in pieces.
     """
-    asset = AIModelAsset._create(path, metadata)._model_asset
+    asset = authoring.AIModelAsset._create(path, metadata)._model_asset
     code, written = asset._program_bytecode_path, hashlib.sha256()
     program.verify()
     version = type(asset)._dialect_version_for_os("v27")
-    serialize_module_to_bytecode(
+    compiler.serialize_module_to_bytecode(
         module=program._mlir_module,
         package_path=code,
         dialect_version=version,
@@ -273,7 +277,7 @@ def run_asset(path: Path, arrays: dict[str, Array], function: str | None) -> tup
 
 
 async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> dict[str, Array]:
-    async with AIModelAsset.load(path).executable() as model:
+    async with authoring.AIModelAsset.load(path).executable() as model:
         names = list(model.function_names)
         chosen = function or ("main" if "main" in names else names[0])
         if chosen not in names:
@@ -318,7 +322,7 @@ def _as_ndarrays(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array])
         )
         if not fits:
             raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
-    return {n: NDArray(np.array(v, numpy_type(wanted[n].dtype), order="C")) for n, v in values.items()}
+    return {n: runtime.NDArray(np.array(v, numpy_type(wanted[n].dtype), order="C")) for n, v in values.items()}
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
@@ -344,9 +348,9 @@ HANDLE = re.compile(r"handle<(tensor<.*>)>")
 
 def walk_asset(path: Path, arrays: dict[str, Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
     """Return the graphs of a program as plain data, and number -> small constant."""
-    context = Context()._mlir_context
+    context = authoring.Context()._mlir_context
     with context:
-        module = AIModelAsset.load(path).program._module._mlir_module
+        module = authoring.AIModelAsset.load(path).program._module._mlir_module
         constants: dict[str, Array] = {}
         graphs = [_GraphWalk(constants).graph(op.operation) for op in _graphs(module.operation)]
         return graphs, constants

@@ -167,7 +167,7 @@ def _as_program(loaded: Loaded) -> Loaded:
 
 def _metadata(loaded: Loaded) -> Any:
     """Return the description of the model as metadata of Core AI; parts without a field become custom keys."""
-    metadata = toolkit.AIModelAssetMetadata()
+    metadata = toolkit.runtime.AIModelAssetMetadata()
     if (description := loaded.description) is None:
         return metadata
     given = description.metadata

@@ -71,4 +71,4 @@ def test_constants_are_read_back_as_they_were(dtype: str, tmp_path: Path) -> Non
     packed = {"uint1": "DD" * 16, "uint2": "51" * 32, "uint4": "0111" * 32, "int4": "0111" * 32}
     assert packed.get(dtype, "") in text.replace("0x", "")
     toolkit.save(program, tmp_path / "model.aimodel")
-    assert toolkit.AIModelAsset.is_valid(tmp_path / "model.aimodel")
+    assert toolkit.authoring.AIModelAsset.is_valid(tmp_path / "model.aimodel")

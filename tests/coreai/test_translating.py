@@ -71,7 +71,7 @@ def test_names_order_and_element_types_are_kept(tmp_path: Path) -> None:
     assert [str(p) for p in signature.inputs] == ["x (3x4 fp16)"]
     assert [str(p) for p in signature.outputs] == ["first (3x4 fp16)", "second (3x4 fp16)"]
     assert "main: x (3x4 fp16) -> first (3x4 fp16), second (3x4 fp16)" in str(made)
-    summary = toolkit.AIModelAsset.load(made.path).summary()
+    summary = toolkit.authoring.AIModelAsset.load(made.path).summary()
     assert [name for name, _ in summary.function_outputs("main")] == ["first", "second"]
     outputs, _ = running.run(made.path, {"x": np.ones((3, 4))})
     assert outputs["second"].dtype == np.float16

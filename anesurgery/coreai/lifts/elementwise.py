@@ -16,6 +16,7 @@ from anesurgery.coreai.lifts.table import (
     dtype_of,
     lift,
     like,
+    mil_type,
     numbers_of,
     sizes_of,
 )
@@ -30,7 +31,7 @@ GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 def _same(op_type: str, o: LiftedOp) -> Value:
     """Build an op of one or two operands that means the same in MIL."""
-    return getattr(mb, op_type)(**{name: o[i] for i, name in enumerate("xy"[: len(o)])})
+    return getattr(mb, op_type)(x=o[0], **({"y": o[1]} if len(o) > 1 else {}))
 
 
 def _without_epsilon(op_type: str, o: LiftedOp) -> Value:
@@ -130,9 +131,9 @@ NARROW = names("int8 uint8 int16 uint16")
 @lift("cast")
 def cast_(o: LiftedOp) -> Value:
     """Build a cast; all integers are int32 in MIL, and a cast to a narrow one wraps around here too."""
-    name, given = (name_of(t["dtype"]) for t in (o.result, o.scope.types[o.op["operands"][0]]))
+    name, given = (name_of(t["dtype"]) for t in (o.result, o.stored(0)))
     if name not in NARROW or given in (name, "bool") or not isinstance(o[0], Var):
-        return cast(o[0], o.dtype)
+        return cast(o[0], mil_type(o.result["dtype"]))
     return mb.cast(x=mb.cast(x=o[0], dtype=name), dtype="int32")
 
 
@@ -144,8 +145,7 @@ def quantified(o: LiftedOp) -> Value:
 
 
 @lift("scan")
-def scan(o: LiftedOp) -> Value:
-    """Build a running sum."""
+def _scan(o: LiftedOp) -> Value:
     if o.attribute("scan_op") not in (0, "sum"):
         raise Unliftable("of running totals MIL has only sums")
-    return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=o.flag(2), exclusive=False)
+    return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=bool(o.integer(2)), exclusive=False)

@@ -34,10 +34,10 @@ from anesurgery.coreai.lifts.table import (
 from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
 from anesurgery.mil import Array, Var, mb, producer
 
-Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
-COMPOSITES: dict[str, Composite] = {}
+COMPOSITES: dict[str, Callable[[Mapping[str, Value], Mapping[str, Any]], Value]] = {}
 """Name -> its builder in MIL, from operands by name and attributes. It raises `Unliftable` where MIL's op is
 narrower."""
+composite = enters(COMPOSITES)
 
 
 def as_list(made: Any) -> list[Value]:
@@ -48,9 +48,6 @@ def as_list(made: Any) -> list[Value]:
 def composite_of(name: str) -> Callable[..., Any] | None:
     """Return the builder of a composite in MIL; None where there is none."""
     return partial(build_mil_op, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
-
-
-composite = enters(COMPOSITES)
 
 
 def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
@@ -101,8 +98,7 @@ def _norm(
 
 
 @composite("pixel_shuffle")
-def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Build a pixel shuffle of an image."""
+def _pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
     if len(sizes_of(named["input"])) != 4:
         raise Unliftable("MIL takes images of the rank 4")
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
@@ -133,8 +129,7 @@ COMPOSITES |= {
 
 
 @lift("if")
-def if_(o: LiftedOp) -> Sequence[Value]:
-    """Build one of two blocks."""
+def _if_(o: LiftedOp) -> Sequence[Value]:
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
     return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
@@ -204,9 +199,9 @@ def _upstream_of(value: Value, *op_types: str) -> Var | None:
 
 
 @lift("image_to_tensor")
-def image_to_tensor(o: LiftedOp) -> Value:
-    """Build the bytes of an image."""
-    return _pixels(o[0], _channels(o.scope.types[o.op["operands"][0]]), o.scope.colors(as_var(o[0])))
+def _image_to_tensor(o: LiftedOp) -> Value:
+    image = as_var(o[0])
+    return _pixels(image, _channels(o.stored(0)), o.scope.reader.images.get(image.name, "RGB"))
 
 
 @lift("tensor_to_image")

@@ -51,7 +51,7 @@ def _bounds(o: LiftedOp) -> dict[str, Any]:
 @lift("argsort", "sort")
 def sort(o: LiftedOp) -> Value:
     """Build the sorted elements of an axis, or their order: both are results of one topk."""
-    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
+    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.integer(2), int(o.op["kind"] == "argsort")
     return _topk(x, axis, static_sizes(x)[axis], ascending)[which]
 
 
@@ -143,8 +143,7 @@ def sizes_or_zero(x: Value) -> list[int]:
 
 
 @lift("gather_along_axis")
-def gather_along_axis(o: LiftedOp) -> Value:
-    """Build a gather along one axis."""
+def _gather_along_axis(o: LiftedOp) -> Value:
     axis = o.axes(2)[0]
     return mb.gather_along_axis(
         x=o[0], indices=_from_front(o[1], sizes_or_zero(o[0])[axis : axis + 1]), axis=axis
@@ -156,8 +155,7 @@ MODES = ("update", "add", "sub", "mul", "div", "max", "min")
 
 
 @lift("scatter_along_axis")
-def scatter_along_axis(o: LiftedOp) -> Value:
-    """Build a scatter along one axis."""
+def _scatter_along_axis(o: LiftedOp) -> Value:
     if (mode := o.attribute("scatter_mode")) not in MODES:
         raise Unliftable(f"it joins elements by {mode!r}, and MIL by one of {', '.join(MODES)}")
     return mb.scatter_along_axis(data=as_var(o[0]), indices=o[1], updates=o[2], axis=o.axes(3)[0], mode=mode)

@@ -71,26 +71,19 @@ def conv(o: LiftedOp) -> Value:
     given, weight = narrow if flat else (o[0], o[1])
     x, sides = _input_and_padding(o, given, 0.0)
     axes = len(sizes_of(x)) - 2
-    how = {
-        "strides": o.ints(2)[:axes],
-        "dilations": o.ints(3)[:axes],
-        "groups": o.integer(4),
-        **pad_arguments(sides),
-    }
-    y = mb.conv(x=x, weight=weight, **how)
+    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.integer(4)}
+    y = mb.conv(x=x, weight=weight, **how, **pad_arguments(sides))
     return mb.expand_dims(x=y, axes=[-1]) if flat else y
 
 
 @lift("conv_transpose2d", "conv_transpose3d")
-def conv_transpose(o: LiftedOp) -> Value:
-    """Build a transposed convolution."""
-    spatial = len(o.shape) - 2
+def _conv_transpose(o: LiftedOp) -> Value:
     if None in o.shape:
         raise Unliftable("the size of its result is not fixed")
     sides = o.ints(3)
-    sides = [n for n in sides for _ in range(2)] if len(sides) == spatial else sides
-    more = [(high, extra) for high, extra in zip(sides[1::2], o.ints(5), strict=True)]
-    cut = [end for low, (high, extra) in zip(sides[::2], more, strict=True) for end in (low, high - extra)]
+    sides = [n for n in sides for _ in range(2)] if len(sides) == len(o.shape) - 2 else sides
+    ends = zip(sides[::2], sides[1::2], o.ints(5), strict=True)
+    cut = [end for low, high, extra in ends for end in (low, high - extra)]
     how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.integer(6)}
     if all(n >= 0 for n in cut):
         return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=cut, **how)
@@ -108,7 +101,7 @@ def _pool_arguments(o: LiftedOp, kernel: int, strides: int, dilation: int) -> di
 def max_pool(o: LiftedOp) -> Value:
     """Build max pooling, with its padding of -inf."""
     x, sides = _input_and_padding(o, o[0], -np.inf)
-    ceil = {"ceil_mode": True} if o.flag(4) else {}
+    ceil = {"ceil_mode": True} if o.integer(4) else {}
     return mb.max_pool(x=x, **_pool_arguments(o, 1, 2, 3), **pad_arguments(sides), **ceil)
 
 

@@ -28,8 +28,7 @@ from anesurgery.mil import Array, Var, is_stored, is_symbolic, mb, producer, typ
 
 
 @lift("reshape")
-def reshape(o: LiftedOp) -> Value:
-    """Reshape to a known or computed shape."""
+def _reshape(o: LiftedOp) -> Value:
     if None not in o.shape:
         return (
             _before_reshape(o)
@@ -55,8 +54,7 @@ def _linear_of_reshaped(o: LiftedOp) -> Value | None:
 
 
 @lift("concat")
-def concat(o: LiftedOp) -> Value:
-    """Build a join along an axis."""
+def _concat(o: LiftedOp) -> Value:
     parts = [o[i] for i in range(1, len(o))]
     axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
@@ -75,8 +73,7 @@ def split(o: LiftedOp) -> Sequence[Value]:
 
 
 @lift("tile")
-def tile(o: LiftedOp) -> Value:
-    """Build a repetition along each axis."""
+def _tile(o: LiftedOp) -> Value:
     if o.known(1) and set(o.ints(1)) == {1}:
         return o[0]
     return mb.tile(x=o[0], reps=o.ints(1) if o.known(1) else o[1])
@@ -271,7 +268,7 @@ TABLE |= {
 
 def _as_stored(o: LiftedOp, i: int) -> Value:
     """Return an operand as it is stored, in the dtype that tells coremltools its bits."""
-    value, name = o.operands[i], name_of(o.scope.types[o.op["operands"][i]]["dtype"])
+    value, name = o.operands[i], name_of(o.stored(i)["dtype"])
     if not isinstance(value, np.ndarray):
         if is_stored(value):
             return value

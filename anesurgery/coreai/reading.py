@@ -27,9 +27,9 @@ from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.child import ask
 from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
+from anesurgery.coreai.lifts import TABLE
 from anesurgery.coreai.lifts.graphs import as_list, composite_of
 from anesurgery.coreai.lifts.table import (
-    TABLE,
     TOKEN,
     Described,
     LiftedOp,
@@ -41,7 +41,7 @@ from anesurgery.coreai.lifts.table import (
     mil_type,
     sizes_of,
 )
-from anesurgery.coreai.table import OWN, load_families
+from anesurgery.coreai.table import OWN
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import new_spec
@@ -74,8 +74,6 @@ from anesurgery.rewriting.session import Session
 
 with quiet_host():
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
-
-load_families("lifts")
 
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
@@ -345,7 +343,7 @@ class GraphScope:
     def called(self, site: LiftedOp) -> list[Value]:
         """Return the results of a call: one MIL op for a known composite, else the lifted ops of the graph."""
         graph = self.reader.graphs[site.attribute("callee")]
-        operands = [site[i] for i in range(len(site))]
+        operands = [site[i] for i in range(len(site.operands))]
         declared = graph["composite"]
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
@@ -506,8 +504,7 @@ def _with_many_axes(program: Program) -> Var | None:
 
 def _fp16_port(loaded: Loaded) -> str:
     """Return the name of an input or output in fp16; "" where there is none."""
-    functions = loaded.program.functions.values()
-    ports = [v for f in functions for v in (*f.inputs.values(), *f.outputs)]
+    ports = (v for f in loaded.program.functions.values() for v in (*f.inputs.values(), *f.outputs))
     return next((v.name for v in ports if dtype_name(v) == "fp16"), "")
 
 
@@ -515,9 +512,7 @@ def _input_notes(loaded: Loaded, longest: int) -> list[str]:
     """Return a sentence for each state whose dtype Core ML does not take, and each input with dynamic axes."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
     states = [v for v in inputs if types.is_state(v.sym_type)]
-    wide = [v for v in states if dtype_name(v) != "fp16"]
-    opened = [v for v in inputs if v not in states and any_symbolic(v.shape)]
-    return [
-        *(f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide),
-        *(f"open axes of {v.name} take 1 to {longest}" for v in opened),
-    ]
+    words = "state {} holds {}; Core ML takes fp16: export it so"
+    notes = [words.format(v.name, dtype_name(v)) for v in states if dtype_name(v) != "fp16"]
+    opened = (v for v in inputs if v not in states and any_symbolic(v.shape))
+    return notes + [f"open axes of {v.name} take 1 to {longest}" for v in opened]

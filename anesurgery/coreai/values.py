@@ -143,7 +143,7 @@ class Value:
     def __matmul__(self, other: Value) -> Value:
         """The matrix product over the last two axes; the others broadcast."""
         rank = max(self.ndim, other.ndim)
-        return call("broadcasting_batch_matmul", self.to_rank(rank), other.to_rank(rank))
+        return call("broadcasting_batch_matmul", *(v.expand(list(range(rank - v.ndim))) for v in (self, other)))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,10 +210,6 @@ class Value:
         """Drop all axes, each of length 1."""
         return self.squeeze(list(range(self.ndim)))
 
-    def to_rank(self, rank: int) -> Value:
-        """Insert axes of length 1 in front."""
-        return self.expand(list(range(rank - self.ndim)))
-
     def permute(self, *perm: Any) -> Value:
         """Permute the axes, given as a list or one by one."""
         order = list(perm[0] if len(perm) == 1 else perm)
@@ -226,9 +222,8 @@ class Value:
 
     def chunk(self, count: int, dim: int = 0) -> list[Value]:
         """Split an axis into equal pieces."""
-        axis = dim % self.ndim
-        size = self.length(axis) // count
-        return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
+        size = self.length(dim) // count
+        return [self.along(dim, i * size, (i + 1) * size) for i in range(count)]
 
     def flip(self, axis: int) -> Value:
         """Reverse an axis."""

@@ -31,7 +31,7 @@ GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 def _same(op_type: str, o: LiftedOp) -> Value:
     """Build an op of one or two operands that means the same in MIL."""
-    return getattr(mb, op_type)(x=o[0], **({"y": o[1]} if len(o) > 1 else {}))
+    return getattr(mb, op_type)(x=o[0], **({"y": o[1]} if len(o.operands) > 1 else {}))
 
 
 def _without_epsilon(op_type: str, o: LiftedOp) -> Value:

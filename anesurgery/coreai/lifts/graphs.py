@@ -146,7 +146,7 @@ def while_(o: LiftedOp) -> Sequence[Value]:
         mb.while_loop(
             _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
             _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),
-            loop_vars=tuple(as_var(o[i]) for i in range(len(o))),
+            loop_vars=tuple(as_var(o[i]) for i in range(len(o.operands))),
         )
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lifts.table import (
+    INT32,
     TABLE,
     LiftedOp,
     Unliftable,
@@ -30,21 +31,16 @@ def _bounds(o: LiftedOp) -> dict[str, Any]:
     """
     if not (o.known(1) and o.known(2)):
         return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
-    begin, end, begin_mask, end_mask = list[int](), list[int](), list[bool](), list[bool]()
+    rows = []
     for n, low, high, step in zip(sizes_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
         if is_symbolic(n):
-            begin.append(low)
-            end.append(high)
-            begin_mask.append(low == 0 and step > 0)
-            end_mask.append(high == np.iinfo(np.int32).max)
+            rows.append((low, high, low == 0 and step > 0, high == INT32.max))
             continue
         low, high = (place + n if place < 0 else place for place in (low, high))
         least, most = (0, n) if step > 0 else (-1, n - 1)
         low, high = min(max(low, 0), most), min(max(high, least), most)
-        begin.append(low)
-        end.append(max(high, 0))
-        begin_mask.append(False)
-        end_mask.append(high < 0)
+        rows.append((low, max(high, 0), False, high < 0))
+    begin, end, begin_mask, end_mask = map(list, zip(*rows, strict=True))
     return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": begin_mask, "end_mask": end_mask}
 
 
@@ -127,7 +123,7 @@ def gather_nd(o: LiftedOp) -> Value:
 
     Windows of `unfold` have six axes; the reshape and transposition behind them are written with fewer.
     """
-    sizes = sizes_or_zero(o[0])
+    sizes = _indexed_sizes(o[0])
     if sizes_of(o[1])[-1] == 1:
         return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
     indices = _from_front(o[1], sizes[: sizes_of(o[1])[-1]])
@@ -137,7 +133,7 @@ def gather_nd(o: LiftedOp) -> Value:
     return mb.reshape(x=rows, shape=np.array(o.shape, np.int32))
 
 
-def sizes_or_zero(x: Value) -> list[int]:
+def _indexed_sizes(x: Value) -> list[int]:
     """Return the sizes of a tensor that is indexed; 0 for dynamic ones, so that indices stay as they are."""
     return [0 if is_symbolic(n) else int(n) for n in sizes_of(x)]
 
@@ -145,9 +141,8 @@ def sizes_or_zero(x: Value) -> list[int]:
 @lift("gather_along_axis")
 def _gather_along_axis(o: LiftedOp) -> Value:
     axis = o.axes(2)[0]
-    return mb.gather_along_axis(
-        x=o[0], indices=_from_front(o[1], sizes_or_zero(o[0])[axis : axis + 1]), axis=axis
-    )
+    indices = _from_front(o[1], [_indexed_sizes(o[0])[axis]])
+    return mb.gather_along_axis(x=o[0], indices=indices, axis=axis)
 
 
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")
@@ -164,10 +159,9 @@ def _scatter_along_axis(o: LiftedOp) -> Value:
 @lift("scatter_nd")
 def scatter_nd(o: LiftedOp) -> Value:
     """Build a scatter by several indices; the op's block says how elements are combined."""
-    blocks = o.op["blocks"]
-    inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]
-    modes = {"yield": "update"} | {f"{k} yield": k for k in MODES}
-    modes |= {"maximum yield": "max", "minimum yield": "min", "divide yield": "div"}
-    if (words := " ".join(inner)) not in modes:
+    inner = [op["kind"] for block in o.op["blocks"] for op in block["ops"] if op["kind"] != "yield"]
+    words = " ".join(inner) or "update"
+    mode = {"maximum": "max", "minimum": "min", "divide": "div"}.get(words, words)
+    if mode not in MODES:
         raise Unliftable(f"it joins elements by {words}, and MIL by one of {', '.join(MODES)}")
-    return mb.scatter_nd(data=as_var(o[0]), indices=cast(o[1], "int32"), updates=o[2], mode=modes[words])
+    return mb.scatter_nd(data=as_var(o[0]), indices=cast(o[1], "int32"), updates=o[2], mode=mode)

@@ -68,9 +68,6 @@ class LiftedOp:
         value = self.operands[i]
         return as_int32(value) if isinstance(value, np.ndarray) else value
 
-    def __len__(self) -> int:
-        return len(self.operands)
-
     def stored(self, i: int) -> Described:
         """Return the type of an operand in the file."""
         return self.scope.types[self.op["operands"][i]]

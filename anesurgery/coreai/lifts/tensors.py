@@ -55,7 +55,7 @@ def _linear_of_reshaped(o: LiftedOp) -> Value | None:
 
 @lift("concat")
 def _concat(o: LiftedOp) -> Value:
-    parts = [o[i] for i in range(1, len(o))]
+    parts = [o[i] for i in range(1, len(o.operands))]
     axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
 

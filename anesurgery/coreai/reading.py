@@ -78,7 +78,7 @@ with quiet_host():
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
-"""Passes of coremltools that fuse what Core AI writes as several ops, such as a matmul and its bias."""
+"""Passes of coremltools: Core AI has no transposed products, and lifts leave ops without readers."""
 NAME = "coreai.name"
 """Attribute of an input or output that holds its name."""
 LARGE = 64

@@ -238,13 +238,11 @@ class Value:
         steps = [1] * self.ndim if strides is None else strides
         return call("slice", self, indices(begin), indices(end), indices(steps))
 
-    def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
-        """Slice one axis; an end of -1 is the end of the axis, which may be dynamic."""
-        begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
-        begins[axis], steps[axis] = begin, stride
-        if end != -1:
-            ends[axis] = end
-        return self.slice(begins, ends, steps)
+    def along(self, axis: int, begin: int, end: int) -> Value:
+        """Slice one axis."""
+        begins, ends = [0] * self.ndim, self.ends()
+        begins[axis], ends[axis] = begin, end
+        return self.slice(begins, ends)
 
     def __getitem__(self, places: tuple[Any, ...]) -> Value:
         """Slice each axis, or an ellipsis for several; an axis that is cut must have a known length."""

@@ -46,10 +46,11 @@ def _concat(values: Sequence[Value], axis: int = 0, interleave: bool = False) ->
 
 
 @lowers("split")
-def _split(x: Value, axis: int, op: Operation, **form: Any) -> list[Value]:
-    sizes = [int(var.shape[axis]) for var in op.outputs]
-    ends = np.cumsum(sizes).tolist()
-    return [x.along(axis % x.ndim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+def _split(x: Value, axis: int, num_splits: int = 1, split_sizes: Any = None) -> list[Value]:
+    if split_sizes is None:
+        return x.chunk(num_splits, axis)
+    sizes = known_ints(split_sizes, "sizes")
+    return [x.along(axis, end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
 
 
 @lowers("tile")

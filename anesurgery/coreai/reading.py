@@ -39,7 +39,6 @@ from anesurgery.coreai.lifts.table import (
     cast,
     image_size,
     mil_type,
-    sizes_of,
 )
 from anesurgery.coreai.table import OWN
 from anesurgery.doors import door
@@ -377,7 +376,7 @@ class GraphScope:
         if value is TOKEN or "dtype" not in kind or kind.get("state"):
             self.take(kind, value)
             return
-        now, stated = sizes_of(value), kind["shape"]
+        now, stated = list(value.shape), kind["shape"]
         differs = len(now) != len(stated) or any(
             b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
         )

@@ -26,13 +26,13 @@ from anesurgery.coreai.lifts.table import (
     dtype_of,
     lift,
     like,
+    made_by,
     numbers_of,
     pad_arguments,
-    sizes_of,
     static_sizes,
 )
 from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
-from anesurgery.mil import Array, Var, mb, producer
+from anesurgery.mil import Array, Var, mb
 
 COMPOSITES: dict[str, Callable[[Mapping[str, Value], Mapping[str, Any]], Value]] = {}
 """Name -> its builder in MIL, from operands by name and attributes. It raises `Unliftable` where MIL's op is
@@ -76,7 +76,7 @@ def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")
     q, k, v = (as_var(named[n]) for n in ("query", "key", "value"))
-    if len(sizes_of(q)) < 3 or sizes_of(q)[:-2] != sizes_of(k)[:-2]:
+    if q.rank < 3 or q.shape[:-2] != k.shape[:-2]:
         raise Unliftable("MIL takes keys of the heads that the queries have")
     mask = {"attn_mask": named["attn_mask"]} if "attn_mask" in named else {}
     return mb.scaled_dot_product_attention(query=q, key=k, value=v, **mask)
@@ -90,16 +90,16 @@ def _norm(
     given = _constant_parameters(x, **{name: named.get(name) for name in ("gamma", "beta", "mean", "variance")})
     if op_type == "layer_norm":
         axes = more["axes"] = [int(a) for a in attributes["axes"]]
-        if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
+        if any(list(p.shape) != [x.shape[a] for a in axes] for p in given.values()):
             raise Unliftable("MIL takes a scale and a shift of the shape of the axes")
-    elif len(sizes_of(x)) not in ranks:
+    elif len(x.shape) not in ranks:
         raise Unliftable(f"MIL takes it of the ranks {ranks}")
     return getattr(mb, op_type)(x=x, epsilon=like(x, attributes["eps"]), **more, **given)
 
 
 @composite("pixel_shuffle")
 def _pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    if len(sizes_of(named["input"])) != 4:
+    if len(named["input"].shape) != 4:
         raise Unliftable("MIL takes images of the rank 4")
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
 
@@ -191,8 +191,7 @@ def _pixels(x: Value, channels: str, colors: str) -> Var:
 def _upstream_of(value: Value, *op_types: str) -> Var | None:
     """Return the operand of a chain of ops of these types, the last one first; None for other ops."""
     for op_type in op_types:
-        op = producer(value, op_type) if isinstance(value, Var) else None
-        if op is None:
+        if (op := made_by(value, op_type)) is None:
             return None
         value = op.x
     return as_var(value)

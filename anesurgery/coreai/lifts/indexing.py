@@ -16,7 +16,7 @@ from anesurgery.coreai.lifts.table import (
     as_var,
     cast,
     lift,
-    sizes_of,
+    made_by,
     static_sizes,
 )
 from anesurgery.mil import MOST_AXES, Var, consumers, is_symbolic, mb, producer
@@ -32,7 +32,7 @@ def _bounds(o: LiftedOp) -> dict[str, Any]:
     if not (o.known(1) and o.known(2)):
         return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
     rows = []
-    for n, low, high, step in zip(sizes_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
+    for n, low, high, step in zip(o[0].shape, o.ints(1), o.ints(2), o.ints(3), strict=True):
         if is_symbolic(n):
             rows.append((low, high, low == 0 and step > 0, high == INT32.max))
             continue
@@ -63,12 +63,12 @@ def _topk(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
 def _sliced_topk(o: LiftedOp, bounds: Mapping[str, Any]) -> Var | None:
     """Return a smaller topk, where a slice takes the first elements of a sorted axis."""
     given = o[0]
-    op = producer(given, "topk") if isinstance(given, Var) else None
+    op = made_by(given, "topk")
     if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
         return None
     axis, ends = int(op.axis.val), list(bounds["end"])
-    count, ends[axis] = ends[axis], sizes_of(given)[axis]
-    if ends != sizes_of(given):
+    count, ends[axis] = ends[axis], given.shape[axis]
+    if ends != list(given.shape):
         return None
     return _topk(op.x, axis, count, bool(op.ascending.val))[op.outputs.index(as_var(given))]
 
@@ -79,7 +79,7 @@ def slice_(o: LiftedOp) -> Value:
     bounds = _bounds(o)
     if (first := _sliced_topk(o, bounds)) is not None:
         return first
-    whole = list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
+    whole = o.shape == list(o[0].shape) and set(bounds["stride"]) == {1}
     return o[0] if whole else mb.slice_by_index(x=o[0], **bounds)
 
 
@@ -90,7 +90,7 @@ def _without_index_axis(indices: Value) -> Value:
     """Return indices without their last axis, of size 1."""
     if isinstance(indices, np.ndarray):
         return indices[..., 0]
-    op, last = producer(indices, "expand_dims"), len(sizes_of(indices)) - 1
+    op, last = made_by(indices, "expand_dims"), indices.rank - 1
     return op.x if op is not None and list(op.axes.val) == [last] else mb.squeeze(x=indices, axes=[last])
 
 
@@ -124,9 +124,9 @@ def gather_nd(o: LiftedOp) -> Value:
     Windows of `unfold` have six axes; the reshape and transposition behind them are written with fewer.
     """
     sizes = _indexed_sizes(o[0])
-    if sizes_of(o[1])[-1] == 1:
+    if o[1].shape[-1] == 1:
         return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
-    indices = _from_front(o[1], sizes[: sizes_of(o[1])[-1]])
+    indices = _from_front(o[1], sizes[: o[1].shape[-1]])
     if not isinstance(indices, np.ndarray) or max(indices.ndim, len(o.shape)) <= MOST_AXES:
         return mb.gather_nd(x=o[0], indices=indices)
     rows = mb.gather_nd(x=o[0], indices=indices.reshape(-1, indices.shape[-1]))
@@ -135,7 +135,7 @@ def gather_nd(o: LiftedOp) -> Value:
 
 def _indexed_sizes(x: Value) -> list[int]:
     """Return the sizes of a tensor that is indexed; 0 for dynamic ones, so that indices stay as they are."""
-    return [0 if is_symbolic(n) else int(n) for n in sizes_of(x)]
+    return [0 if is_symbolic(n) else int(n) for n in x.shape]
 
 
 @lift("gather_along_axis")

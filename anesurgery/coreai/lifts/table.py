@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.coreai.dtypes import name_of
 from anesurgery.coreai.table import enters
-from anesurgery.mil import Array, Var, any_symbolic, dtype_name, fixed_shape, mb, np_dtype, types
+from anesurgery.mil import Array, Operation, Var, any_symbolic, dtype_name, mb, np_dtype, producer, types
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
@@ -92,7 +92,7 @@ class LiftedOp:
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
         """Return axes, counted from the first: of operand 0, or of a rank."""
-        rank = len(sizes_of(self[0])) if rank is None else rank
+        rank = len(self[0].shape) if rank is None else rank
         return [axis % rank if rank else axis for axis in self.ints(i)]
 
     @property
@@ -116,26 +116,26 @@ TABLE: dict[str, Lift] = {}
 lift = enters(TABLE)
 
 
-def sizes_of(value: Value) -> list[Any]:
-    """Return the shape, with symbols for dynamic sizes."""
-    return list(value.shape or ())
-
-
-def is_fixed(value: Value) -> bool:
-    """Return whether a value's shape has no symbols."""
-    return not any_symbolic(sizes_of(value))
-
-
 def static_sizes(value: Value) -> list[int]:
     """Return the shape of a value that must be fixed."""
-    if not is_fixed(value):
-        raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
-    return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)
+    if any_symbolic(value.shape):
+        raise Unliftable(f"its operand has the shape {tuple(value.shape)}, and MIL takes a fixed one there")
+    return [int(n) for n in value.shape]
 
 
 def dtype_of(value: Value) -> np.dtype[Any]:
     """Return the numpy dtype of a value."""
     return np_dtype(value) if isinstance(value, Var) else value.dtype
+
+
+def kind_of(value: Value) -> str:
+    """Return numpy's letter for the kind of a value's dtype: "b", "f" or "i"."""
+    return dtype_of(value).kind
+
+
+def made_by(value: Value, *op_types: str) -> Operation | None:
+    """Return the op that made a value if it is of one of these types; None for others and for constants."""
+    return producer(value, *op_types) if isinstance(value, Var) else None
 
 
 def as_var(value: Value) -> Var:

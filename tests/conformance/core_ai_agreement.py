@@ -201,7 +201,8 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
     for results in counts["suites"].values():
         every.update(results)
     ran = every[AGREES] + every[DIFFERS]
-    shared = sorted(op for op in counts["ops"].keys() & TABLE.keys() if TABLE[op] is INTERPRETED[op].function)
+    own = {implementation.function for implementation in INTERPRETED.values()}
+    shared = sorted(op for op in counts["ops"] if TABLE.get(op) in own)
     yield from (
         "# Where Apple's Core AI runtime and the interpreter agree",
         "",

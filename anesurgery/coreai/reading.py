@@ -95,10 +95,10 @@ def read(path: Path) -> Loaded:
     Raises:
         LoadError: it is damaged, an op has no form in MIL, or Apple's package is not installed.
     """
-    return Reader(*walked(path), OPSET).program()
+    return Reader(*_walked(path), OPSET).program()
 
 
-def walked(path: Path) -> tuple[Asset, list[Described], dict[str, Array]]:
+def _walked(path: Path) -> tuple[Asset, list[Described], dict[str, Array]]:
     """Return a model on disk, and its graphs and small constants, which the child process reads."""
     asset = Asset.open(path)
     return asset, *ask("read", asset.path, {})
@@ -468,7 +468,7 @@ def to_coreml(
 
 def _oldest_release(source: Path, longest: int, releases: Sequence[int]) -> tuple[int, Loaded]:
     """Return the oldest release that has all ops of the model, and the program for it."""
-    parts = walked(source)
+    parts = _walked(source)
     for release in releases:
         try:
             loaded = Reader(*parts, OPSETS[release], longest).program()

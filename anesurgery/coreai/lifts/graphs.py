@@ -53,9 +53,9 @@ def composite_of(name: str) -> Callable[..., Any] | None:
 def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
     """Build the MIL op whose name, operands and attributes a composite of `to_coreai` states."""
     x = next(iter(named.values()))
-    numbers = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
-    # what the type of x does not hold is a default, which MIL keeps in fp32
-    described = {k: numbers.get(k, v) for k, v in attributes.items() if numbers.get(k, v) == v}
+    floats = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
+    # a float that the dtype of x does not hold is a default, which MIL keeps in fp32
+    described = {k: floats.get(k, v) for k, v in attributes.items() if k not in floats or float(floats[k]) == v}
     given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}
     return as_list(getattr(mb, op_type)(**given, **described))
 

@@ -4,7 +4,7 @@
 |---|---|
 | `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel`, op by op, by the table of `lowerings` |
 | `values` | the tensors of a file that is written, for which torch's functions stand too |
-| `modes` | the forms that avoid Apple's faults, each with its source |
+| `modes` | forms of ops that only one of the modes "ship" and "check" uses, each with its source |
 | `images` | which inputs and outputs become images |
 
 | from Core AI | |

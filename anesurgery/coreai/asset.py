@@ -87,14 +87,7 @@ class Cursor:
 
 @dataclass
 class Bytecode:
-    """The frame of a bytecode file.
-
-    Args:
-        path: the file.
-
-    Raises:
-        LoadError: the file is no bytecode, is cut, or contradicts itself.
-    """
+    """The frame of a bytecode file; a LoadError where it is no bytecode, is cut, or contradicts itself."""
 
     path: Path
     producer: str = field(init=False)
@@ -107,8 +100,7 @@ class Bytecode:
         try:
             if self.source.size == 0:
                 raise ValueError("it is empty")
-            mapped = mmap.mmap(self.source.handle, 0, access=mmap.ACCESS_READ)
-            self.data = memoryview(mapped)
+            self.data = memoryview(mmap.mmap(self.source.handle, 0, access=mmap.ACCESS_READ))
             self._read(Cursor(self.data, 0, len(self.data)))
         except (ValueError, UnicodeDecodeError, OSError) as error:
             raise LoadError(f"{self.path} is no program of Core AI, or is damaged: {error}") from error
@@ -121,7 +113,7 @@ class Bytecode:
             raise ValueError(f"its format is version {version}, and {OLDEST} to {NEWEST} are known")
         begin = file.at
         while file.byte():
-            continue
+            pass
         self.producer = bytes(self.data[begin : file.at - 1]).decode()
         sections: dict[int, Cursor] = {}
         while file.at < file.end:
@@ -136,12 +128,7 @@ class Bytecode:
         self.resources = _resources(sections, _strings(sections[STRINGS])) if OFFSETS in sections else {}
 
     def array(self, key: str, dtype: np.dtype[np.generic], count: int) -> Array:
-        """Return a large constant, as a view of the file.
-
-        Args:
-            key: the constant's key in `resources`.
-            dtype: the dtype of its elements; uint8 for elements of less than 8 bits, which are packed.
-            count: the number of elements.
+        """Return `count` elements of a large constant, as a view of the file; uint8 for packed elements.
 
         Raises:
             LoadError: the file has no such constant, or it has another size.
@@ -194,11 +181,7 @@ class Asset:
 
     @classmethod
     def open(cls, path: Path) -> Asset:
-        """Open and check a folder.
-
-        Raises:
-            LoadError: it is missing, no Core AI model, of an unknown version, or damaged.
-        """
+        """Open a folder; a LoadError where it is missing, damaged, no model, or of an unknown version."""
         if not path.exists():
             raise LoadError(missing(path))
         if not path.is_dir():

@@ -27,6 +27,7 @@ from anesurgery.errors import InterpretError, LoadError
 QUESTION, ANSWER, ARRAYS = "question.json", "answer.json", "arrays.npz"
 """Files of the folder: the task, the answer, and the arrays of either side."""
 NAMES = "names"
+"""Entry of the arrays that holds the names of the others, which are numbered."""
 TASKS: dict[str, Callable[..., Any]] = {"run": toolkit.run_asset, "read": toolkit.walk_asset}
 """Task -> its function: (path, arrays, **options) -> (plain data, arrays)."""
 
@@ -46,9 +47,7 @@ def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 PATIENCE = 600.0
 """Seconds that the child may take: 20 times what the slowest of 39 published packages took."""
-
-
-DEADLY = {
+DEADLY: dict[int, str] = {
     signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
     signal.SIGSEGV: "a program that it reads wrongly",
     signal.SIGABRT: "a program that contradicts itself",
@@ -60,16 +59,7 @@ DEADLY = {
 def ask(
     task: str, path: Path, options: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Run one task in a child process, and return its answer.
-
-    Args:
-        task: "run" or "read".
-        path: an `.aimodel` folder that was checked.
-        options: options of the task, as JSON takes them.
-        arrays: arrays for the task, by name.
-
-    Returns:
-        The answer as plain data, and the arrays that came with it.
+    """Run a row of `TASKS` on a checked folder in a child process; return its answer and the arrays with it.
 
     Raises:
         LoadError: Apple's package is not installed, or the child cannot read the model.
@@ -112,10 +102,9 @@ def _run_child(path: Path, place: Path) -> str:
             f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
             f"{__name__}.PATIENCE"
         ) from error
-    if process.returncode < 0:
-        number = -process.returncode
+    if (number := -process.returncode) > 0:
         name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
-        why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
+        why = DEADLY.get(number, "not known here")
         raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
     return (process.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 

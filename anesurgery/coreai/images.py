@@ -26,10 +26,7 @@ def color_space(feature: Any) -> str:
     """Return the colour space of an image feature of Core ML; "" for other features."""
     if feature.type.WhichOneof("Type") != "imageType":
         return ""
-    space = feature.type.imageType
-    return str(
-        type(space).DESCRIPTOR.fields_by_name["colorSpace"].enum_type.values_by_number[space.colorSpace].name
-    )
+    return str(feature.type.imageType.ColorSpace.Name(feature.type.imageType.colorSpace))
 
 
 def images_of(description: Any) -> dict[str, str]:

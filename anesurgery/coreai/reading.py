@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from typing import cast as cast_to
@@ -27,9 +27,9 @@ from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.child import ask
 from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
+from anesurgery.coreai.lifts import TABLE
 from anesurgery.coreai.lifts.graphs import as_list, composite_of
 from anesurgery.coreai.lifts.table import (
-    TABLE,
     TOKEN,
     Described,
     LiftedOp,
@@ -39,9 +39,8 @@ from anesurgery.coreai.lifts.table import (
     cast,
     image_size,
     mil_type,
-    sizes_of,
 )
-from anesurgery.coreai.table import OWN, load_families
+from anesurgery.coreai.table import OWN
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import new_spec
@@ -76,12 +75,10 @@ from anesurgery.rewriting.session import Session
 with quiet_host():
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-load_families("lifts")
-
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
-"""Passes of coremltools that fuse what Core AI writes as several ops, such as a matmul and its bias."""
+"""Passes of coremltools: Core AI has no transposed products, and lifts leave ops without readers."""
 NAME = "coreai.name"
 """Attribute of an input or output that holds its name."""
 LARGE = 64
@@ -99,42 +96,13 @@ def read(path: Path) -> Loaded:
     Raises:
         LoadError: it is damaged, an op has no form in MIL, or Apple's package is not installed.
     """
-    return AssetGraphs.of(path).program(OPSET)
+    return Reader(*_walked(path), OPSET).program()
 
 
-@dataclass(frozen=True)
-class AssetGraphs:
-    """The graphs of a model as the child process returns them; a program can be made for each opset."""
-
-    asset: Asset
-    graphs: Sequence[Described]
-    arrays: Mapping[str, Array]
-    longest: int = NO_END
-    """The largest size of dynamic axes."""
-
-    @classmethod
-    def of(cls, path: Path, longest: int = NO_END) -> AssetGraphs:
-        """Read the graphs of a model on disk."""
-        asset = Asset.open(path)
-        return cls(asset, *ask("read", asset.path, {}), longest)
-
-    def program(self, opset: Any) -> Loaded:
-        """Return the ML Program for an opset of coremltools; a LoadError names the op that it lacks."""
-        reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
-        program = Program()
-        for graph in self.graphs:
-            if not graph["private"]:
-                program.add_function(graph["name"], reader.function(graph))
-        if not program.functions:
-            raise LoadError(f"{self.asset.path} has no function that can be called; export it again")
-        cast_to(Any, program).default_function_name = next(iter(program.functions))
-        with quiet_host():
-            for name in CLEANUP:
-                PASS_REGISTRY[f"common::{name}"](program)
-        for function in program.functions.values():
-            _set_io_types(function, self.longest, reader.images)
-        spec = _spec_with_metadata(program, self.asset.metadata)
-        return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
+def _walked(path: Path) -> tuple[Asset, list[Described], dict[str, Array]]:
+    """Return a model on disk, and its graphs and small constants, which the child process reads."""
+    asset = Asset.open(path)
+    return asset, *ask("read", asset.path, {})
 
 
 def _set_io_types(function: Function, longest: int, images: Mapping[str, str]) -> None:
@@ -182,22 +150,40 @@ def _spec_with_metadata(program: Program, metadata: Mapping[str, Any]) -> Any:
     return spec
 
 
-@dataclass
 class Reader:
-    """State shared by all functions of a model."""
+    """Builds the ML Program of a model for an opset; `longest` is the largest size of dynamic axes."""
 
-    asset: Asset
-    graphs: Mapping[str, Described]
-    arrays: Mapping[str, Array]
-    opset: Any
-    notes: dict[str, None] = field(default_factory=dict)
-    images: dict[str, str] = field(init=False)
-    """Input or output that is an image -> its colour space."""
+    def __init__(
+        self,
+        asset: Asset,
+        graphs: Sequence[Described],
+        arrays: Mapping[str, Array],
+        opset: Any,
+        longest: int = NO_END,
+    ) -> None:
+        self.asset, self.arrays, self.opset, self.longest = asset, arrays, opset, longest
+        self.graphs = {graph["name"]: graph for graph in graphs}
+        self.notes: dict[str, None] = {}
+        noted = dict(asset.metadata.get(CUSTOM) or {})
+        self.images = {k.removeprefix(PREFIX): v for k, v in noted.items() if k.startswith(PREFIX)}
+        """Input or output that is an image -> its colour space."""
 
-    def __post_init__(self) -> None:
-        """Read the colour spaces that `to_coreai` noted."""
-        held = dict(self.asset.metadata.get(CUSTOM) or {})
-        self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
+    def program(self) -> Loaded:
+        """Return the ML Program; a LoadError names the op that the opset lacks."""
+        program = Program()
+        for name, graph in self.graphs.items():
+            if not graph["private"]:
+                program.add_function(name, self.function(graph))
+        if not program.functions:
+            raise LoadError(f"{self.asset.path} has no function that can be called; export it again")
+        cast_to(Any, program).default_function_name = next(iter(program.functions))
+        with quiet_host():
+            for name in CLEANUP:
+                PASS_REGISTRY[f"common::{name}"](program)
+        for function in program.functions.values():
+            _set_io_types(function, self.longest, self.images)
+        spec = _spec_with_metadata(program, self.asset.metadata)
+        return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(self.notes))
 
     def function(self, graph: Described) -> Function:
         """Build a function of the program from a graph."""
@@ -207,12 +193,13 @@ class Reader:
         inputs = {n: self._placeholder(n, a) for n, a in zip(names, graph["arguments"], strict=True)}
         with Function(inputs, opset_version=self.opset) as function:
             scope = GraphScope(self, graph)
-            for name, argument in zip(names, graph["arguments"], strict=True):
-                scope.take(argument, self._given(function.inputs[name], argument))
-            results = list(zip(graph["outputs"], graph["ops"][-1]["operands"], scope.block(graph), strict=True))
+            given = [self._given(function.inputs[n], a) for n, a in zip(names, graph["arguments"], strict=True)]
+            results = zip(
+                graph["outputs"], scope.block(graph, given), graph["ops"][-1]["operands"], strict=True
+            )
             named = [  # without the tokens that order states
                 (stated.get(NAME) or f"output_{i}", value, scope.types[number])
-                for i, (stated, number, value) in enumerate(results)
+                for i, (stated, value, number) in enumerate(results)
                 if value is not TOKEN
             ]
             outputs = self._outputs(named)
@@ -345,10 +332,6 @@ class GraphScope:
             self._lift(op)
         raise LoadError(f"{self.reader.asset.path}: a block of {self.name} has no end; export the model again")
 
-    def colors(self, image: Var) -> str:
-        """Return the channels of an image, in order."""
-        return self.reader.images.get(image.name, "RGB")
-
     def nested(self, block: Described, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a nested block at the builder's position."""
         self.depth += 1
@@ -360,7 +343,7 @@ class GraphScope:
     def called(self, site: LiftedOp) -> list[Value]:
         """Return the results of a call: one MIL op for a known composite, else the lifted ops of the graph."""
         graph = self.reader.graphs[site.attribute("callee")]
-        operands = [site[i] for i in range(len(site))]
+        operands = [site[i] for i in range(len(site.operands))]
         declared = graph["composite"]
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
@@ -394,7 +377,7 @@ class GraphScope:
         if value is TOKEN or "dtype" not in kind or kind.get("state"):
             self.take(kind, value)
             return
-        now, stated = sizes_of(value), kind["shape"]
+        now, stated = list(value.shape), kind["shape"]
         differs = len(now) != len(stated) or any(
             b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
         )
@@ -480,27 +463,24 @@ def to_coreml(
     if longest < 1:
         raise SurgeryError(f"longest={longest}: give the largest size of the axes that the model leaves open")
     check_target(source, target, overwrite)
-    walked = AssetGraphs.of(source, longest)
-    release, loaded = _oldest_release(walked, sorted(OPSETS) if ios is None else [ios])
+    release, loaded = _oldest_release(source, longest, sorted(OPSETS) if ios is None else [ios])
     _merge_axes(loaded)
     notes = (*loaded.notes, *_input_notes(loaded, longest))
     return Fallback(save(loaded, target, overwrite=overwrite), release, notes)
 
 
-def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, Loaded]:
+def _oldest_release(source: Path, longest: int, releases: Sequence[int]) -> tuple[int, Loaded]:
     """Return the oldest release that has all ops of the model, and the program for it."""
-    *older, last = releases
-    for release in older:
+    parts = _walked(source)
+    for release in releases:
         try:
-            loaded = walked.program(OPSETS[release])
-        except LoadError:
-            continue
-        if not _why_not(loaded, release):
-            return release, loaded
-    loaded = walked.program(OPSETS[last])
-    if why_not := _why_not(loaded, last):
-        raise LoadError(f"{walked.asset.path}: {why_not}")
-    return last, loaded
+            loaded = Reader(*parts, OPSETS[release], longest).program()
+            if not (why_not := _why_not(loaded, release)):
+                return release, loaded
+            raise LoadError(f"{source}: {why_not}")
+        except LoadError as error:
+            refused = error
+    raise refused
 
 
 def _why_not(loaded: Loaded, release: int) -> str:
@@ -537,8 +517,7 @@ def _with_many_axes(program: Program) -> Var | None:
 
 def _fp16_port(loaded: Loaded) -> str:
     """Return the name of an input or output in fp16; "" where there is none."""
-    functions = loaded.program.functions.values()
-    ports = [v for f in functions for v in (*f.inputs.values(), *f.outputs)]
+    ports = (v for f in loaded.program.functions.values() for v in (*f.inputs.values(), *f.outputs))
     return next((v.name for v in ports if dtype_name(v) == "fp16"), "")
 
 
@@ -546,9 +525,7 @@ def _input_notes(loaded: Loaded, longest: int) -> list[str]:
     """Return a sentence for each state whose dtype Core ML does not take, and each input with dynamic axes."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
     states = [v for v in inputs if types.is_state(v.sym_type)]
-    wide = [v for v in states if dtype_name(v) != "fp16"]
-    opened = [v for v in inputs if v not in states and any_symbolic(v.shape)]
-    return [
-        *(f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide),
-        *(f"open axes of {v.name} take 1 to {longest}" for v in opened),
-    ]
+    words = "state {} holds {}; Core ML takes fp16: export it so"
+    notes = [words.format(v.name, dtype_name(v)) for v in states if dtype_name(v) != "fp16"]
+    opened = (v for v in inputs if v not in states and any_symbolic(v.shape))
+    return notes + [f"open axes of {v.name} take 1 to {longest}" for v in opened]

@@ -38,16 +38,10 @@ def run(
     function: str | None = None,
     states: Mapping[str, Array] | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Run a model once with Apple's runtime, on the CPU.
+    """Run an `.aimodel` once on the CPU; return the outputs by name, and the states after the call.
 
-    Args:
-        path: an `.aimodel` folder.
-        values: inputs by name; converted to the dtypes that the model states.
-        function: the function to run; `main` or the first when absent.
-        states: contents of the states before the call, by name; zeros when absent.
-
-    Returns:
-        The outputs by name, and the states after the call.
+    Inputs are converted to the dtypes that the model states. `main` or the first function runs when none is
+    named, and states that are not given are zeros.
 
     Raises:
         LoadError: the folder is no model of Core AI, or is damaged; or Apple's package is not installed.
@@ -75,15 +69,7 @@ def run_model(
     state: States | None = None,
     **others: Any,
 ) -> dict[str, Any]:
-    """Run `anesurgery.run` with Apple's runtime.
-
-    Args:
-        model: path of an `.aimodel`, or any other model, which is translated first.
-        values: inputs by name.
-        function: the function to run; `main` or the first when absent.
-        outputs: names of outputs; all when absent.
-        state: the states, which are updated.
-        others: arguments that only the interpreter takes.
+    """Run `anesurgery.run` with Apple's runtime; a model that is no `.aimodel` is translated first.
 
     Raises:
         InterpretError: the runtime does not take an argument, or fails.
@@ -100,9 +86,8 @@ def run_model(
         loaded = load(model)
         with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
             written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
-            found, after = run(
-                written, cast_inputs(loaded, values, function), function=function, states=held or None
-            )
+            inputs = cast_inputs(loaded, values, function)
+            found, after = run(written, inputs, function=function, states=held or None)
     for name, box in (state or {}).items():
         box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)

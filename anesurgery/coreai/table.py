@@ -2,15 +2,12 @@
 
 The parameters of such a function are the op's MIL inputs. Tensors arrive as `values.Value`, constants with
 their numbers in `known`; inputs that only configure the op arrive as plain Python. A function that needs more
-names it as a parameter: `op`, `mode` or `writer`. The files in `lowerings` fill the table when `load_families`
-imports them.
+names it as a parameter: `op`, `mode` or `writer`. The files in `lowerings` fill the table.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -90,18 +87,6 @@ def extras_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(EXTRAS) & set(inspect.signature(function).parameters)
 
 
-FORMULAS: set[str] = set()
-"""Ops that `as_interpreted` entered: a difference in Apple's runtime is then not one of the formula."""
-
-
 def as_interpreted(*op_types: str) -> None:
     """Let the interpreter's own functions write some ops, from `Value`s instead of torch tensors."""
     TABLE.update({op_type: INTERPRETED[op_type].function for op_type in op_types})
-    FORMULAS.update(op_types)
-
-
-def load_families(package: str) -> None:
-    """Import every file of `lowerings` or `lifts`, which fills their tables."""
-    room = importlib.import_module(f"anesurgery.coreai.{package}")
-    for family in pkgutil.iter_modules(room.__path__):
-        importlib.import_module(f"{room.__name__}.{family.name}")

@@ -2,24 +2,21 @@
 
 It builds programs for `translating` (types, constants, graphs, composites, `save`). In the child process it
 runs a model or reads it as plain data (`run_asset`, `walk_asset`). Without the package this module can still be
-imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`;
-`UNVERSIONED` lists the other names used here, and a test looks for each, so that an update of the package
-changes one file.
-
-`coreai.authoring` is imported first: in the other order the package has a circular import.
+imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`; a test
+looks for the names of `ir` and `ops` that this room uses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,50 +33,24 @@ VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
 
 
-def _import_error() -> str:
-    """Return why the package cannot be imported; "" where it can."""
-    try:
-        import coreai.authoring
-        import coreai.runtime  # noqa: F401
-    except ImportError as error:  # Python 3.10, or without the extra
-        return str(error)
-    return ""
-
-
-ABSENT = _import_error()
-"""Why Apple's package cannot be imported; empty where it can."""
-
-
-def _imported(module: str, name: str = "") -> Any:
-    """Return a module of the package, or a name in it; None where the package is absent."""
-    if ABSENT:
-        return None
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
-
-
-AIModelAsset, Context, Module = (
-    _imported("coreai.authoring", n) for n in ("AIModelAsset", "Context", "Module")
-)
-AIModelAssetMetadata, NDArray = (_imported("coreai.runtime", n) for n in ("AIModelAssetMetadata", "NDArray"))
-ir, ops, ml_dtypes = map(_imported, ("coreai._compiler.ir", "coreai._compiler.dialects.coreai", "ml_dtypes"))
 BINDINGS = "coreai._compiler._mlir_libs._coreaiIR._bindings"
-serialize_module_to_bytecode = _imported(f"{BINDINGS}.compiler", "serialize_module_to_bytecode")
-register_should_const_folding_hook = _imported(
-    f"{BINDINGS}.mlir.dialects.coreai", "register_should_const_folding_hook"
+MODULES = (
+    "coreai.authoring",  # first: in the other order the package has a circular import
+    "coreai.runtime",
+    "coreai._compiler.ir",
+    "coreai._compiler.dialects.coreai",
+    f"{BINDINGS}.compiler",
+    f"{BINDINGS}.mlir.dialects.coreai",
+    "ml_dtypes",
 )
-
-UNVERSIONED = {
-    "ops": """
-        ConstantOp GraphOp condition create_constant_attr if_ while_ yield_ HandleType invoke
-        add sub mul divide floor_divide modulo pow_ maximum minimum
-    """,
-    "ir": """
-        ArrayAttr Attribute BoolAttr DenseElementsAttr DenseResourceElementsAttr DictAttr F16Type F32Type
-        FloatAttr InsertionPoint IntegerAttr IntegerType Location RankedTensorType StringAttr Type
-    """,
-}
-"""Module -> names used here that Apple does not version."""
+ABSENT = ""
+"""Why Apple's package cannot be imported; empty where it can."""
+authoring: Any = None
+runtime = ir = ops = compiler = dialect = ml_dtypes = authoring
+try:
+    authoring, runtime, ir, ops, compiler, dialect, ml_dtypes = map(import_module, MODULES)
+except ImportError as error:  # Python 3.10, or without the extra
+    ABSENT = str(error)
 
 RESOURCE = 64
 """Above this many elements a constant becomes a resource of the file. A choice: shapes, axes and paddings,
@@ -93,11 +64,7 @@ PIECE = 1 << 24
 
 
 def require() -> None:
-    """Check that Apple's package is installed.
-
-    Raises:
-        LoadError: it is not; says how to get it.
-    """
+    """Check that Apple's package is installed; a LoadError says how to get it."""
     if ABSENT:
         raise LoadError(
             f"Core AI needs Apple's package coreai-core ({ABSENT}): "
@@ -107,21 +74,18 @@ def require() -> None:
 
 def element(dtype: str) -> Any:
     """Return the element type of a MIL dtype such as `fp16` or `uint4`, but not `string`, in a context."""
-    if dtype in ("fp16", "fp32", "fp64"):
-        return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
     if dtype == "bool":
         return ir.IntegerType.get_signless(1)
-    if not dtype.startswith(("int", "uint")):
-        raise KeyError(dtype)
-    kinds = ir.IntegerType
-    return (kinds.get_signed if dtype.startswith("int") else kinds.get_unsigned)(bits_of(dtype))
+    if dtype.startswith(("int", "uint")):
+        integers = ir.IntegerType
+        return (integers.get_signed if dtype[0] == "i" else integers.get_unsigned)(bits_of(dtype))
+    return {"fp16": ir.F16Type, "fp32": ir.F32Type, "fp64": ir.F32Type}[dtype].get()
 
 
-def tensor(shape: Sequence[int], dtype: Any) -> Any:
-    """Return a tensor type; a length of -1 is dynamic, `dtype` is a MIL dtype or an element type."""
-    kind = element(dtype) if isinstance(dtype, str) else dtype
+def tensor(shape: Sequence[int], dtype: str) -> Any:
+    """Return the type of a tensor of a MIL dtype; a length of -1 is dynamic."""
     dynamic = ir.ShapedType.get_dynamic_size()
-    return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
+    return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], element(dtype))
 
 
 def image(height: int, width: int) -> Any:
@@ -160,10 +124,10 @@ def module() -> Iterator[Any]:
     and store a table twice that is read in two layouts.
     """
     COMPILER_MESSAGES.clear()
-    with Context() as context:
+    with authoring.Context() as context:
         context._mlir_context.attach_diagnostic_handler(_keep_message)
-        register_should_const_folding_hook(callable=_may_be_folded, context=context._mlir_context)
-        made = Module.create()
+        dialect.register_should_const_folding_hook(callable=_may_be_folded, context=context._mlir_context)
+        made = authoring.Module.create()
         with made:
             OPEN_PROGRAMS.append((made, itertools.count()))
             try:
@@ -205,18 +169,18 @@ def graph(
 ) -> None:
     """Write a function into the open program.
 
-    Args:
-        name: the function's name.
-        inputs: name -> type, in order.
-        body: builds the ops from the values of the inputs, and returns name -> value of the results.
-        states: input -> the result that becomes its new state.
+    `inputs` maps names to types, `body` builds the ops and returns name -> result, and `states` maps an input
+    to the result that becomes its new state.
     """
     made = ops.GraphOp(name, list(inputs.values()), [], input_names=list(inputs), result_names=[])
     with made.block:
         made.set_outputs_spec_from_dict(dict(body(list(made.arguments))))
     if states:
-        named = zip(inputs, made.arg_attrs, strict=True)
-        made.arg_attrs = ir.ArrayAttr.get([_with_state(given, states.get(key)) for key, given in named])
+        attributes = []
+        for key, given in zip(inputs, made.arg_attrs, strict=True):
+            state = {MUTATED: ir.StringAttr.get(states[key])} if key in states else {}
+            attributes.append(ir.DictAttr.get({item.name: item.attr for item in given} | state))
+        made.arg_attrs = ir.ArrayAttr.get(attributes)
 
 
 def composite(
@@ -225,16 +189,9 @@ def composite(
     attributes: Mapping[str, Any],
     body: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """Write a private graph that says which op it stands for, and call it.
+    """Write a private graph that says which op it stands for, and return the results of its call.
 
-    Args:
-        name: the name of the op.
-        operands: name -> value.
-        attributes: name -> number, text, boolean, or list of these.
-        body: builds the ops from the values inside of the graph, and returns the results.
-
-    Returns:
-        The results of the call.
+    Attributes are numbers, texts, booleans, or lists of these; `body` builds the ops and returns their results.
     """
     program, numbers = OPEN_PROGRAMS[-1]
     with ir.InsertionPoint.at_block_begin(program._mlir_module.body):
@@ -242,9 +199,9 @@ def composite(
             f"{name}_{next(numbers)}", [v.type for v in operands.values()], [], private=True, no_inline=True
         )
     with made.block:
-        results = list(body(list(made.arguments)))
-        made.set_outputs_spec_from_dict({f"output_{i}": value for i, value in enumerate(results)})
-    names = {"input_names": list(operands), "output_names": [f"output_{i}" for i in range(len(results))]}
+        results = {f"output_{i}": value for i, value in enumerate(body(list(made.arguments)))}
+        made.set_outputs_spec_from_dict(results)
+    names = {"input_names": list(operands), "output_names": list(results)}
     declared = _attribute({**names, "op_attrs": dict(attributes)})
     made.attributes["composite_decl"] = ir.Attribute.parse(
         f'#coreai.composite_declaration<"{name}" = {declared}>'
@@ -265,26 +222,17 @@ def _attribute(value: Any) -> Any:
     return ir.FloatAttr.get(ir.F32Type.get(), value) if isinstance(value, float) else ir.StringAttr.get(value)
 
 
-def _with_state(given: Iterable[Any], result: str | None) -> Any:
-    kept = {item.name: item.attr for item in given}
-    return ir.DictAttr.get(kept | ({MUTATED: ir.StringAttr.get(result)} if result else {}))
-
-
 def save(program: Any, path: Path, metadata: Any = None) -> None:
     """Write a finished program to a folder that does not exist yet.
 
     Apple's `AIProgram.save_asset` reads the whole file back into memory to hash it; this hashes it in pieces.
     """
-    asset = AIModelAsset._create(path, metadata)._model_asset
+    asset = authoring.AIModelAsset._create(path, metadata)._model_asset
     code, written = asset._program_bytecode_path, hashlib.sha256()
     program.verify()
     version = type(asset)._dialect_version_for_os("v27")
-    serialize_module_to_bytecode(
-        module=program._mlir_module,
-        package_path=code,
-        dialect_version=version,
-        bytecode_version=BYTECODE_VERSION,
-    )
+    how = {"dialect_version": version, "bytecode_version": BYTECODE_VERSION}
+    compiler.serialize_module_to_bytecode(module=program._mlir_module, package_path=code, **how)
     with open(code, "rb") as file:
         while piece := file.read(PIECE):
             written.update(piece)
@@ -306,7 +254,7 @@ def run_asset(path: Path, arrays: dict[str, Array], function: str | None) -> tup
 
 
 async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> dict[str, Array]:
-    async with AIModelAsset.load(path).executable() as model:
+    async with authoring.AIModelAsset.load(path).executable() as model:
         names = list(model.function_names)
         chosen = function or ("main" if "main" in names else names[0])
         if chosen not in names:
@@ -316,15 +264,11 @@ async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> di
         inputs = {n: stated.input_descriptor(n) for n in stated.input_names}
         states = {n: stated.state_descriptor(n) for n in stated.state_names}
         given = _as_ndarrays("input", inputs, arrays)
-        held = _as_ndarrays("state", states, _zero_states(states) | arrays)
+        zeros = {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
+        held = _as_ndarrays("state", states, zeros | arrays)
         outputs = await call(given, held)
         found = {f"output:{n}": _storable(v.numpy()) for n, v in outputs.items()}
         return found | {f"state:{n}": _storable(v.numpy()) for n, v in held.items()}
-
-
-def _zero_states(states: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the states as they are at the first call."""
-    return {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
 
 
 def of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -341,22 +285,16 @@ def _as_ndarrays(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array])
         raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
     for name, array in values.items():
         if not hasattr(wanted[name], "shape"):
-            words = (
-                "which the runtime takes on Apple's systems alone; give the ML Program: it is run with tensors"
-            )
-            raise ValueError(f"{kind} {name!r} is an image, {words}")
+            words = "the runtime takes on Apple's systems alone; give the ML Program: it is run with tensors"
+            raise ValueError(f"{kind} {name!r} is an image, which {words}")
         shape = wanted[name].shape
         fits = len(shape) == array.ndim and all(
             d is None or d in (-1, n) for d, n in zip(shape, array.shape, strict=True)
         )
         if not fits:
             raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
-    return {n: NDArray(np.array(v, numpy_type(wanted[n].dtype), order="C")) for n, v in values.items()}
-
-
-def numpy_type(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype of a dtype name of the runtime."""
-    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+    dtypes = {n: getattr(ml_dtypes, wanted[n].dtype, wanted[n].dtype) for n in values}
+    return {n: runtime.NDArray(np.array(v, dtypes[n], order="C")) for n, v in values.items()}
 
 
 def _storable(array: Array) -> Array:
@@ -377,23 +315,24 @@ HANDLE = re.compile(r"handle<(tensor<.*>)>")
 
 def walk_asset(path: Path, arrays: dict[str, Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
     """Return the graphs of a program as plain data, and number -> small constant."""
-    context = Context()._mlir_context
-    with context:
-        module = AIModelAsset.load(path).program._module._mlir_module
+    with authoring.Context()._mlir_context:
+        module = authoring.AIModelAsset.load(path).program._module._mlir_module
         constants: dict[str, Array] = {}
-        graphs = [_GraphWalk(constants).graph(op.operation) for op in _graphs(module.operation)]
-        return graphs, constants
+        return [_GraphWalk(constants).graph(op) for op in _graphs(module.operation)], constants
 
 
 def _graphs(op: Any) -> Iterator[Any]:
     """Yield every graph, also those in namespaces."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                if inner.operation.name == "coreai.graph":
-                    yield inner
-                else:
-                    yield from _graphs(inner.operation)
+    if op.name == "coreai.graph":
+        yield op
+        return
+    for block in _blocks(op):
+        for inner in block.operations:
+            yield from _graphs(inner.operation)
+
+
+def _blocks(op: Any) -> list[Any]:
+    return [block for region in op.regions for block in region.blocks]
 
 
 class _GraphWalk:
@@ -405,7 +344,7 @@ class _GraphWalk:
 
     def graph(self, op: Any) -> dict[str, Any]:
         attributes = {a.name: a.attr for a in op.attributes}
-        (block,) = op.regions[0].blocks
+        (block,) = _blocks(op)
         return {
             "name": attributes["sym_name"].value,
             "private": "priv" in attributes,
@@ -426,7 +365,7 @@ class _GraphWalk:
             "hint": hints[-1] if hints else "",
             "operands": [self.numbers[v] for v in op.operands],
             "attributes": {a.name: self.attribute(a.attr) for a in op.attributes},
-            "blocks": [self.block(b) for region in op.regions for b in region.blocks],
+            "blocks": [self.block(b) for b in _blocks(op)],
             "results": [self.value(v) for v in op.results],
         }
 
@@ -443,8 +382,11 @@ class _GraphWalk:
 
     def attribute(self, attribute: Any) -> Any:
         """Return an attribute as plain data; constants as {"constant": number} or {"resource": key}."""
-        if isinstance(attribute, ir.DenseElementsAttr):
-            return {"constant": self.constant(attribute), **type_data(attribute.type)}
+        if isinstance(attribute, ir.DenseElementsAttr):  # which the file holds in place
+            key = str(len(self.constants))
+            held = attribute.get_splat_value() if attribute.is_splat else None
+            self.constants[key] = _storable(np.array(attribute if held is None else held.value))
+            return {"constant": key, **type_data(attribute.type)}
         if isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.StringAttr)):
             return attribute.value
         if isinstance(attribute, ir.ArrayAttr):
@@ -458,14 +400,6 @@ class _GraphWalk:
             return CALLEE.search(words)[1]  # type: ignore[index]
         found = re.fullmatch(r"#coreai\.\w+<(\w+)>", words)
         return found[1] if found else words
-
-    def constant(self, attribute: Any) -> str:
-        """Keep a constant that the file holds in place, and return its number."""
-        key = str(len(self.constants))
-        held = attribute.get_splat_value() if attribute.is_splat else None
-        array = np.array(attribute) if held is None else np.array(held.value)
-        self.constants[key] = _storable(array)
-        return key
 
 
 def type_data(kind: Any) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.asset import SUFFIX
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
+from anesurgery.coreai.lowerings import TABLE
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, extras_of, load_families
+from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, extras_of
 from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
 from anesurgery.display import byte_words
@@ -171,7 +172,7 @@ def _as_program(loaded: Loaded) -> Loaded:
 
 def _metadata(loaded: Loaded) -> Any:
     """Return the description of the model as metadata of Core AI; parts without a field become custom keys."""
-    metadata = toolkit.AIModelAssetMetadata()
+    metadata = toolkit.runtime.AIModelAssetMetadata()
     if (description := loaded.description) is None:
         return metadata
     given = description.metadata
@@ -223,7 +224,6 @@ NEW_STATE = "_new"
 
 def check_ops(program: Program) -> None:
     """Check that every op of a program has a lowering; the error lists all that have none, and why."""
-    load_families("lowerings")
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
     if unknown:
         reasons = (
@@ -256,25 +256,14 @@ class ConstantPool:
 
 
 class FunctionWriter:
-    """Writes one function.
-
-    Args:
-        function: of MIL.
-        mode: which forms of ops to use.
-        constants: shared by all functions of the program.
-        color_spaces: inputs and outputs that the Core ML model calls images -> their colour spaces.
-    """
+    """Writes one function of MIL; `color_spaces` are those of inputs and outputs that Core ML calls images."""
 
     def __init__(
-        self,
-        function: Function,
-        mode: Mode,
-        constants: ConstantPool,
-        color_spaces: Mapping[str, str] | None = None,
+        self, function: Function, mode: Mode, constants: ConstantPool, color_spaces: Mapping[str, str]
     ) -> None:
         self.function, self.mode, self.constants = function, mode, constants
         interface = function.inputs | {var.name: var for var in function.outputs}
-        spaces = {} if mode.has("write images as tensors") else color_spaces or {}
+        spaces = {} if mode.has("write images as tensors") else color_spaces
         self.images = images.convertible_images(spaces, interface)
         self.values: dict[Var, Any] = {}
         """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""
@@ -285,11 +274,7 @@ class FunctionWriter:
         self._constant_ops: dict[Any, Any] = {}
 
     def write(self, name: str) -> Signature:
-        """Write the function as a graph of the open program.
-
-        Returns:
-            Inputs (states included) and outputs, as the file has them.
-        """
+        """Write the function as a graph of the open program; return inputs (with states) and outputs of it."""
         inputs = self.function.inputs
         new_states = {n: f"{n}{NEW_STATE}" for n, var in inputs.items() if types.is_state(var.sym_type)}
 
@@ -312,8 +297,6 @@ class FunctionWriter:
         """Return the type of a tensor or state in the file."""
         return toolkit.tensor(shape_of(var), self.dtype_of(var))
 
-    # The interface of the function.
-
     def _outputs(self) -> list[Var]:
         return [var for var in self.function.outputs if self.values.get(var, var) is not None]
 
@@ -334,8 +317,6 @@ class FunctionWriter:
         kind = f"{self.images[name]} image" if name in self.images else f"state {kind}" if is_state else kind
         return Port(name, kind, tuple(None if length < 0 else length for length in lengths))
 
-    # Ops.
-
     def block(self, block: Block, inputs: Sequence[Value]) -> list[Value]:
         """Write the ops of a nested block at the insertion point; returns its outputs."""
         self.values |= dict(zip(block.inputs, inputs, strict=True))
@@ -351,10 +332,9 @@ class FunctionWriter:
                 continue
             try:
                 self._operation(op)
-            except SurgeryError as error:
-                raise NotExpressible(f"op {op.name} ({op.op_type}): {error}") from error
             except Exception as error:
-                reason = f"Apple's package refuses it: {toolkit.refusal(error)}"
+                refused = f"Apple's package refuses it: {toolkit.refusal(error)}"
+                reason = error if isinstance(error, SurgeryError) else refused
                 raise NotExpressible(f"op {op.name} ({op.op_type}): {reason}") from error
 
     def _operation(self, op: Operation) -> None:
@@ -403,8 +383,6 @@ class FunctionWriter:
             words = f"it was written with the shape {value.shape}, and MIL infers {inferred}"
             raise SurgeryError(f"{words}; please report it")
         return value.refined(inferred)
-
-    # What ops read.
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
         """Return input name -> tensors, or plain Python for inputs that only configure the op."""

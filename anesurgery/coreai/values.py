@@ -26,10 +26,10 @@ from anesurgery.ops import names
 class Dynamic(int):
     """An unknown length, -1; it stays unknown whatever is added to it or multiplied by it."""
 
-    def _same(self, other: Any) -> Dynamic:
+    def __add__(self, other: Any) -> Dynamic:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = _same
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __add__
 
 
 DYNAMIC = Dynamic(-1)
@@ -106,7 +106,7 @@ class Value:
         return number if isinstance(number, Value) else scalar(number, self.dtype)
 
     def binary(self, op: str, other: Any) -> Value:
-        """Write an op of two operands, which broadcast; a composite if we "keep constants separate"."""
+        """Write an op of two operands, which broadcast; a composite where Apple's builder would fuse it."""
         builder = getattr(ops, f"broadcasting_{op}")
         x, y = self.node, self.like(other).node
         if not (self.is_float and _would_be_fused(op, x, y)):
@@ -123,7 +123,7 @@ class Value:
     abs, tanh, round, __invert__ = unary_op("abs"), unary_op("tanh"), unary_op("round"), unary_op("not")
 
     def __sub__(self, other: Any) -> Value:
-        """Subtract; of a constant, add its negative (a row of `modes.FORMS`)."""
+        """Subtract; of a constant, add its negative: Apple's builder makes (conv(x) - m) * s wrong."""
         known = other.known if isinstance(other, Value) else other
         if known is None or not self.is_float:
             return self.binary("sub", other)
@@ -143,7 +143,7 @@ class Value:
     def __matmul__(self, other: Value) -> Value:
         """The matrix product over the last two axes; the others broadcast."""
         rank = max(self.ndim, other.ndim)
-        return call("broadcasting_batch_matmul", self.to_rank(rank), other.to_rank(rank))
+        return call("broadcasting_batch_matmul", *(v.expand(list(range(rank - v.ndim))) for v in (self, other)))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,7 +156,7 @@ class Value:
         return above if max is None else above.minimum(max)
 
     def floor(self) -> Value:
-        """Round down, in the form "compute floor with round" (`modes.FORMS`)."""
+        """Round down; a floor_divide by 1 gives NaN for infinity, and was reported to do nothing on the GPU."""
         near = self.round()
         return near - (near > self).cast(self.dtype)
 
@@ -206,9 +206,9 @@ class Value:
         axes = [axes] if isinstance(axes, int) else axes
         return Value(ops.shrink_dims(self.node, indices(axes).node)) if axes else self
 
-    def to_rank(self, rank: int) -> Value:
-        """Insert axes of length 1 in front."""
-        return self.expand(list(range(rank - self.ndim)))
+    def as_scalar(self) -> Value:
+        """Drop all axes, each of length 1."""
+        return self.squeeze(list(range(self.ndim)))
 
     def permute(self, *perm: Any) -> Value:
         """Permute the axes, given as a list or one by one."""
@@ -222,9 +222,8 @@ class Value:
 
     def chunk(self, count: int, dim: int = 0) -> list[Value]:
         """Split an axis into equal pieces."""
-        axis = dim % self.ndim
-        size = self.length(axis) // count
-        return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
+        size = self.length(dim) // count
+        return [self.along(dim, i * size, (i + 1) * size) for i in range(count)]
 
     def flip(self, axis: int) -> Value:
         """Reverse an axis."""
@@ -239,13 +238,11 @@ class Value:
         steps = [1] * self.ndim if strides is None else strides
         return call("slice", self, indices(begin), indices(end), indices(steps))
 
-    def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
-        """Slice one axis; an end of -1 is the end of the axis, which may be dynamic."""
-        begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
-        begins[axis], steps[axis] = begin, stride
-        if end != -1:
-            ends[axis] = end
-        return self.slice(begins, ends, steps)
+    def along(self, axis: int, begin: int, end: int) -> Value:
+        """Slice one axis."""
+        begins, ends = [0] * self.ndim, self.ends()
+        begins[axis], ends[axis] = begin, end
+        return self.slice(begins, ends)
 
     def __getitem__(self, places: tuple[Any, ...]) -> Value:
         """Slice each axis, or an ellipsis for several; an axis that is cut must have a known length."""
@@ -392,8 +389,9 @@ def call(op: str, *values: Value) -> Value:
 
 
 def array(numbers: Any, dtype: str) -> Value:
-    """Write a constant."""
-    known = np.asarray(numbers, numpy_of(dtype))
+    """Write a constant; in fp16, a number beyond its range becomes infinity."""
+    with np.errstate(over="ignore"):
+        known = np.asarray(numbers).astype(numpy_of(dtype))
     made = Value(constant(constant_attribute(known, dtype)))
     made.known = known
     return made
@@ -407,10 +405,9 @@ def _check_known(numbers: Any) -> None:
 
 
 def scalar(number: Any, dtype: str) -> Value:
-    """Write a constant without axes; in fp16, a number beyond its range becomes infinity."""
+    """Write a constant without axes."""
     _check_known(number)
-    with np.errstate(over="ignore"):
-        return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
+    return array(number, dtype)
 
 
 def indices(numbers: Any) -> Value:
@@ -428,18 +425,6 @@ def where(condition: Value, x: Any, y: Any) -> Value:
     """Return x where the condition holds, else y; one of them is a value."""
     x, y = (x, x.like(y)) if isinstance(x, Value) else (y.like(x), y)
     return call("broadcasting_where", condition, x, y)
-
-
-def truncated(x: Value) -> Value:
-    """Round toward zero."""
-    return where(x < 0, -(-x).floor(), x.floor())
-
-
-def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
-    return lambda x, *more: (
-        function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
-    )
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:
@@ -461,9 +446,9 @@ def attribute(name: str, value: str) -> Any:
     return ir.Attribute.parse(f"#coreai.{name}<{value}>")
 
 
-def to_fp32(*values: Value) -> list[Value]:
-    """Cast fp16 values to fp32."""
-    return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
+def per_channel(x: Value, numbers: Value) -> Value:
+    """Reshape a vector to one number for each channel of x (axis 1)."""
+    return numbers.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
 def known_ints(numbers: Any, what: str) -> list[int]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from core_ai_judge import AGREES, DIED, DIFFERS, NOT_WRITTEN, REFUSED, Verdict
 
-from anesurgery.coreai.table import FORMULAS, load_families
+from anesurgery.coreai.lowerings import TABLE
+from anesurgery.interpret.table import TABLE as INTERPRETED
 
 COUNTS = Path(__file__).with_name("core_ai_agreement.json")
 RUN = "run on Linux with coreai-core 1.0.0b3"
@@ -200,8 +201,8 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
     for results in counts["suites"].values():
         every.update(results)
     ran = every[AGREES] + every[DIFFERS]
-    load_families("lowerings")
-    shared = sorted(FORMULAS & counts["ops"].keys())
+    own = {implementation.function for implementation in INTERPRETED.values()}
+    shared = sorted(op for op in counts["ops"] if TABLE.get(op) in own)
     yield from (
         "# Where Apple's Core AI runtime and the interpreter agree",
         "",

@@ -13,7 +13,7 @@ from checkpoints import save_checkpoint
 from core_ai_models import needs_core_ai
 
 import anesurgery as ane
-from anesurgery.coreai.table import TABLE, load_families
+from anesurgery.coreai.lowerings import TABLE
 from anesurgery.errors import LoadError, ProofError, SurgeryError, UnknownName
 
 pytestmark = needs_core_ai
@@ -50,7 +50,6 @@ def test_both_are_written_and_compared(package: Path, tmp_path: Path) -> None:
 def test_what_does_not_agree_is_not_written(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load_families("lowerings")  # else the right one is entered later
     monkeypatch.setitem(TABLE, "add", lambda x, y: x - y)
     surgery = ane.apply(package, "gpt2_ane", quiet=True)
     with pytest.raises(ProofError, match="do not agree; it was not written. main: worst PSNR"):

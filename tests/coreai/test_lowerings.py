@@ -17,7 +17,7 @@ from core_ai_models import needs_core_ai
 
 import anesurgery as ane
 from anesurgery.coreai import running
-from anesurgery.coreai.table import TABLE, load_families
+from anesurgery.coreai.lowerings import TABLE
 from anesurgery.mil import Var, mb, types
 
 pytestmark = needs_core_ai
@@ -85,7 +85,6 @@ def test_an_op_means_the_same_to_apple(family: str, opset: Any, tmp_path: Path) 
 
 
 def test_every_op_of_the_table_has_a_case() -> None:
-    load_families("lowerings")
     tried = {case.op_type for cases in CASES.values() for case in cases}
     assert set(TABLE) - tried == {name for names in ELSEWHERE for name in names.split()}
 

@@ -12,8 +12,7 @@ from core_ai_models import needs_core_ai
 from random_ops import RECIPES, Sample, dtypes_of, latest, sample
 
 from anesurgery.coreai import values
-from anesurgery.coreai.lowerings import elementwise
-from anesurgery.coreai.table import TABLE, load_families
+from anesurgery.coreai.lowerings import TABLE, elementwise
 
 pytestmark = needs_core_ai
 
@@ -47,7 +46,6 @@ def test_they_come_back(op_type: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_meaning_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_families("lowerings")
     monkeypatch.setitem(TABLE, "sign", lambda x: -elementwise.sign(x))
     (some, *_) = groups(["sign"], 2)
     assert list(core_ai_trips.differing(some, tmp_path))

@@ -23,7 +23,7 @@ from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Predictor
-from anesurgery.mil import Array, Program, ct, mb, types
+from anesurgery.mil import Array, Program, ct, mb, types, walk_ops
 
 pytestmark = needs_core_ai
 
@@ -175,6 +175,24 @@ def test_constants_that_are_joined_would_be_noticed(  # type: ignore[no-untyped-
     monkeypatch.setattr(values, "_would_be_fused", lambda *_: False)
     with pytest.raises(AssertionError):
         check(make(), tmp_path)
+
+
+def test_defaults_that_fp16_does_not_hold_come_back_in_fp32(tmp_path: Path) -> None:
+    """NumPy 2 compares a number of fp16 with 1e-6 in fp16, where both are the same."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 6, 6), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x):  # type: ignore[no-untyped-def]
+        given = mb.elu(x=mb.l2_norm(x=x), alpha=np.float16(0.1))
+        return mb.local_response_norm(x=given, size=3)
+
+    to_coreai(program, tmp_path / "m.aimodel")
+    norm, elu, response = (
+        op for op in walk_ops(ane.load(tmp_path / "m.aimodel").program) if op.op_type != "const"
+    )
+    assert (norm.epsilon.val, response.alpha.val) == (np.float32(1e-6), np.float32(1e-4))
+    assert norm.epsilon.val.dtype == response.alpha.val.dtype == np.float32
+    assert elu.alpha.val == np.float16(0.1)
+    assert elu.alpha.val.dtype == np.float16
 
 
 def described(path: Path) -> list[tuple[str, str, int]]:

@@ -13,14 +13,15 @@ from anesurgery.coreai.lifts.table import (
     Unliftable,
     Value,
     cast,
-    dtype_of,
+    kind_of,
     lift,
     like,
+    made_by,
+    mil_type,
     numbers_of,
-    sizes_of,
 )
 from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, UNARY
-from anesurgery.mil import Var, mb, producer
+from anesurgery.mil import Var, mb
 from anesurgery.ops import names
 
 LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
@@ -30,7 +31,7 @@ GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 def _same(op_type: str, o: LiftedOp) -> Value:
     """Build an op of one or two operands that means the same in MIL."""
-    return getattr(mb, op_type)(**{name: o[i] for i, name in enumerate("xy"[: len(o)])})
+    return getattr(mb, op_type)(x=o[0], **({"y": o[1]} if len(o.operands) > 1 else {}))
 
 
 def _without_epsilon(op_type: str, o: LiftedOp) -> Value:
@@ -42,7 +43,7 @@ def _reduced(op_type: str, o: LiftedOp) -> Value:
 
 
 def _logical(op_type: str, o: LiftedOp) -> Value:
-    if {dtype_of(o[0]).kind, dtype_of(o[1]).kind} != {"b"}:
+    if {kind_of(o[0]), kind_of(o[1])} != {"b"}:
         raise Unliftable("MIL has no bitwise operations of integers")
     return getattr(mb, op_type)(x=o[0], y=o[1])
 
@@ -52,7 +53,7 @@ TABLE |= {
     **{kind: partial(_logical, f"logical_{kind.removeprefix('bitwise_')}") for kind in LOGICAL},
     **{kind: partial(_without_epsilon, kind) for kind in names("log rsqrt")},  # MIL's add an epsilon
     **{f"reduce_{kind}": partial(_reduced, op_type) for op_type, kind in REDUCTIONS.items()},
-    "relu": lambda o: mb.relu(x=o[0]) if dtype_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
+    "relu": lambda o: mb.relu(x=o[0]) if kind_of(o[0]) == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
     "modulo": partial(_same, "mod"),
     "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
@@ -64,7 +65,7 @@ TABLE |= {
 def equal(o: LiftedOp) -> Value:
     """Build a comparison; of booleans by logic, as MIL compares numbers only."""
     kind = o.op["kind"].removeprefix("broadcasting_")
-    if dtype_of(o[0]).kind != "b":
+    if kind_of(o[0]) != "b":
         return _same(kind, o)
     apart = mb.logical_xor(x=o[0], y=o[1])
     return apart if kind == "not_equal" else mb.logical_not(x=apart)
@@ -84,11 +85,11 @@ def inverse_hyperbolic(o: LiftedOp) -> Value:
 def add(o: LiftedOp) -> Value:
     """Build a sum; a row added to a convolution or linear layer without a bias becomes its bias."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
-        op, row = producer(x, "linear", "conv") if isinstance(x, Var) else None, numbers_of(y)
+        op, row = made_by(x, "linear", "conv"), numbers_of(y)
         if op is None or row is None or (op.inputs.get("bias") is not None and np.any(op.bias.val)):
             continue
-        axis = 1 - len(sizes_of(x)) if op.op_type == "conv" else -1
-        if row.shape[axis:][:1] == (row.size,) == (sizes_of(x)[axis],):
+        axis = 1 - len(x.shape) if op.op_type == "conv" else -1
+        if row.shape[axis:][:1] == (row.size,) == (x.shape[axis],):
             return getattr(mb, op.op_type)(**op.inputs | {"bias": row.reshape(-1)})
     return mb.add(x=o[0], y=o[1])
 
@@ -97,7 +98,7 @@ def add(o: LiftedOp) -> Value:
 def divide(o: LiftedOp) -> Value:
     """Build a quotient; integers truncate toward 0, and a sum over windows divided by their size is a mean."""
     x, y = o[0], o[1]
-    if dtype_of(x).kind != "f":
+    if kind_of(x) != "f":
         size = mb.floor_div(x=mb.abs(x=x), y=mb.abs(x=y))
         return mb.mul(x=mb.mul(x=mb.sign(x=x), y=size), y=mb.sign(x=y))
     mean = _mean_of_windows(x, y, 1.0)
@@ -115,8 +116,8 @@ def mul(o: LiftedOp) -> Value:
 
 def _mean_of_windows(total: Value, by: Value, power: float) -> Var | None:
     """Return the mean of windows, if `total` is that mean times their size, and `by` undoes it."""
-    op = producer(total, "mul") if isinstance(total, Var) else None
-    pool, number = None if op is None else producer(op.x, "avg_pool"), numbers_of(by)
+    op = made_by(total, "mul")
+    pool, number = None if op is None else made_by(op.x, "avg_pool"), numbers_of(by)
     if op is None or pool is None or number is None or number.size != 1:
         return None
     count = float(np.asarray(op.y.val))
@@ -130,9 +131,9 @@ NARROW = names("int8 uint8 int16 uint16")
 @lift("cast")
 def cast_(o: LiftedOp) -> Value:
     """Build a cast; all integers are int32 in MIL, and a cast to a narrow one wraps around here too."""
-    name, given = (name_of(t["dtype"]) for t in (o.result, o.scope.types[o.op["operands"][0]]))
+    name, given = (name_of(t["dtype"]) for t in (o.result, o.stored(0)))
     if name not in NARROW or given in (name, "bool") or not isinstance(o[0], Var):
-        return cast(o[0], o.dtype)
+        return cast(o[0], mil_type(o.result["dtype"]))
     return mb.cast(x=mb.cast(x=o[0], dtype=name), dtype="int32")
 
 
@@ -144,8 +145,7 @@ def quantified(o: LiftedOp) -> Value:
 
 
 @lift("scan")
-def scan(o: LiftedOp) -> Value:
-    """Build a running sum."""
+def _scan(o: LiftedOp) -> Value:
     if o.attribute("scan_op") not in (0, "sum"):
         raise Unliftable("of running totals MIL has only sums")
-    return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=o.flag(2), exclusive=False)
+    return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=bool(o.integer(2)), exclusive=False)

@@ -26,18 +26,18 @@ from anesurgery.coreai.lifts.table import (
     dtype_of,
     lift,
     like,
+    made_by,
     numbers_of,
     pad_arguments,
-    sizes_of,
     static_sizes,
 )
 from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
-from anesurgery.mil import Array, Var, mb, producer
+from anesurgery.mil import Array, Var, mb
 
-Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
-COMPOSITES: dict[str, Composite] = {}
+COMPOSITES: dict[str, Callable[[Mapping[str, Value], Mapping[str, Any]], Value]] = {}
 """Name -> its builder in MIL, from operands by name and attributes. It raises `Unliftable` where MIL's op is
 narrower."""
+composite = enters(COMPOSITES)
 
 
 def as_list(made: Any) -> list[Value]:
@@ -50,15 +50,12 @@ def composite_of(name: str) -> Callable[..., Any] | None:
     return partial(build_mil_op, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
 
 
-composite = enters(COMPOSITES)
-
-
 def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
     """Build the MIL op whose name, operands and attributes a composite of `to_coreai` states."""
     x = next(iter(named.values()))
-    numbers = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
-    # what the type of x does not hold is a default, which MIL keeps in fp32
-    described = {k: numbers.get(k, v) for k, v in attributes.items() if numbers.get(k, v) == v}
+    floats = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
+    # a float that the dtype of x does not hold is a default, which MIL keeps in fp32
+    described = {k: floats.get(k, v) for k, v in attributes.items() if k not in floats or float(floats[k]) == v}
     given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}
     return as_list(getattr(mb, op_type)(**given, **described))
 
@@ -79,7 +76,7 @@ def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")
     q, k, v = (as_var(named[n]) for n in ("query", "key", "value"))
-    if len(sizes_of(q)) < 3 or sizes_of(q)[:-2] != sizes_of(k)[:-2]:
+    if q.rank < 3 or q.shape[:-2] != k.shape[:-2]:
         raise Unliftable("MIL takes keys of the heads that the queries have")
     mask = {"attn_mask": named["attn_mask"]} if "attn_mask" in named else {}
     return mb.scaled_dot_product_attention(query=q, key=k, value=v, **mask)
@@ -93,17 +90,16 @@ def _norm(
     given = _constant_parameters(x, **{name: named.get(name) for name in ("gamma", "beta", "mean", "variance")})
     if op_type == "layer_norm":
         axes = more["axes"] = [int(a) for a in attributes["axes"]]
-        if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
+        if any(list(p.shape) != [x.shape[a] for a in axes] for p in given.values()):
             raise Unliftable("MIL takes a scale and a shift of the shape of the axes")
-    elif len(sizes_of(x)) not in ranks:
+    elif len(x.shape) not in ranks:
         raise Unliftable(f"MIL takes it of the ranks {ranks}")
     return getattr(mb, op_type)(x=x, epsilon=like(x, attributes["eps"]), **more, **given)
 
 
 @composite("pixel_shuffle")
-def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Build a pixel shuffle of an image."""
-    if len(sizes_of(named["input"])) != 4:
+def _pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    if len(named["input"].shape) != 4:
         raise Unliftable("MIL takes images of the rank 4")
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
 
@@ -133,8 +129,7 @@ COMPOSITES |= {
 
 
 @lift("if")
-def if_(o: LiftedOp) -> Sequence[Value]:
-    """Build one of two blocks."""
+def _if_(o: LiftedOp) -> Sequence[Value]:
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
     return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
@@ -151,7 +146,7 @@ def while_(o: LiftedOp) -> Sequence[Value]:
         mb.while_loop(
             _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
             _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),
-            loop_vars=tuple(as_var(o[i]) for i in range(len(o))),
+            loop_vars=tuple(as_var(o[i]) for i in range(len(o.operands))),
         )
     )
 
@@ -196,17 +191,16 @@ def _pixels(x: Value, channels: str, colors: str) -> Var:
 def _upstream_of(value: Value, *op_types: str) -> Var | None:
     """Return the operand of a chain of ops of these types, the last one first; None for other ops."""
     for op_type in op_types:
-        op = producer(value, op_type) if isinstance(value, Var) else None
-        if op is None:
+        if (op := made_by(value, op_type)) is None:
             return None
         value = op.x
     return as_var(value)
 
 
 @lift("image_to_tensor")
-def image_to_tensor(o: LiftedOp) -> Value:
-    """Build the bytes of an image."""
-    return _pixels(o[0], _channels(o.scope.types[o.op["operands"][0]]), o.scope.colors(as_var(o[0])))
+def _image_to_tensor(o: LiftedOp) -> Value:
+    image = as_var(o[0])
+    return _pixels(image, _channels(o.stored(0)), o.scope.reader.images.get(image.name, "RGB"))
 
 
 @lift("tensor_to_image")

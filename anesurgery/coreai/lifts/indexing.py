@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lifts.table import (
+    INT32,
     TABLE,
     LiftedOp,
     Unliftable,
@@ -15,7 +16,7 @@ from anesurgery.coreai.lifts.table import (
     as_var,
     cast,
     lift,
-    sizes_of,
+    made_by,
     static_sizes,
 )
 from anesurgery.mil import MOST_AXES, Var, consumers, is_symbolic, mb, producer
@@ -30,28 +31,23 @@ def _bounds(o: LiftedOp) -> dict[str, Any]:
     """
     if not (o.known(1) and o.known(2)):
         return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
-    begin, end, begin_mask, end_mask = list[int](), list[int](), list[bool](), list[bool]()
-    for n, low, high, step in zip(sizes_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
+    rows = []
+    for n, low, high, step in zip(o[0].shape, o.ints(1), o.ints(2), o.ints(3), strict=True):
         if is_symbolic(n):
-            begin.append(low)
-            end.append(high)
-            begin_mask.append(low == 0 and step > 0)
-            end_mask.append(high == np.iinfo(np.int32).max)
+            rows.append((low, high, low == 0 and step > 0, high == INT32.max))
             continue
         low, high = (place + n if place < 0 else place for place in (low, high))
         least, most = (0, n) if step > 0 else (-1, n - 1)
         low, high = min(max(low, 0), most), min(max(high, least), most)
-        begin.append(low)
-        end.append(max(high, 0))
-        begin_mask.append(False)
-        end_mask.append(high < 0)
+        rows.append((low, max(high, 0), False, high < 0))
+    begin, end, begin_mask, end_mask = map(list, zip(*rows, strict=True))
     return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": begin_mask, "end_mask": end_mask}
 
 
 @lift("argsort", "sort")
 def sort(o: LiftedOp) -> Value:
     """Build the sorted elements of an axis, or their order: both are results of one topk."""
-    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
+    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.integer(2), int(o.op["kind"] == "argsort")
     return _topk(x, axis, static_sizes(x)[axis], ascending)[which]
 
 
@@ -67,12 +63,12 @@ def _topk(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
 def _sliced_topk(o: LiftedOp, bounds: Mapping[str, Any]) -> Var | None:
     """Return a smaller topk, where a slice takes the first elements of a sorted axis."""
     given = o[0]
-    op = producer(given, "topk") if isinstance(given, Var) else None
+    op = made_by(given, "topk")
     if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
         return None
     axis, ends = int(op.axis.val), list(bounds["end"])
-    count, ends[axis] = ends[axis], sizes_of(given)[axis]
-    if ends != sizes_of(given):
+    count, ends[axis] = ends[axis], given.shape[axis]
+    if ends != list(given.shape):
         return None
     return _topk(op.x, axis, count, bool(op.ascending.val))[op.outputs.index(as_var(given))]
 
@@ -83,7 +79,7 @@ def slice_(o: LiftedOp) -> Value:
     bounds = _bounds(o)
     if (first := _sliced_topk(o, bounds)) is not None:
         return first
-    whole = list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
+    whole = o.shape == list(o[0].shape) and set(bounds["stride"]) == {1}
     return o[0] if whole else mb.slice_by_index(x=o[0], **bounds)
 
 
@@ -94,7 +90,7 @@ def _without_index_axis(indices: Value) -> Value:
     """Return indices without their last axis, of size 1."""
     if isinstance(indices, np.ndarray):
         return indices[..., 0]
-    op, last = producer(indices, "expand_dims"), len(sizes_of(indices)) - 1
+    op, last = made_by(indices, "expand_dims"), indices.rank - 1
     return op.x if op is not None and list(op.axes.val) == [last] else mb.squeeze(x=indices, axes=[last])
 
 
@@ -127,28 +123,26 @@ def gather_nd(o: LiftedOp) -> Value:
 
     Windows of `unfold` have six axes; the reshape and transposition behind them are written with fewer.
     """
-    sizes = sizes_or_zero(o[0])
-    if sizes_of(o[1])[-1] == 1:
+    sizes = _indexed_sizes(o[0])
+    if o[1].shape[-1] == 1:
         return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
-    indices = _from_front(o[1], sizes[: sizes_of(o[1])[-1]])
+    indices = _from_front(o[1], sizes[: o[1].shape[-1]])
     if not isinstance(indices, np.ndarray) or max(indices.ndim, len(o.shape)) <= MOST_AXES:
         return mb.gather_nd(x=o[0], indices=indices)
     rows = mb.gather_nd(x=o[0], indices=indices.reshape(-1, indices.shape[-1]))
     return mb.reshape(x=rows, shape=np.array(o.shape, np.int32))
 
 
-def sizes_or_zero(x: Value) -> list[int]:
+def _indexed_sizes(x: Value) -> list[int]:
     """Return the sizes of a tensor that is indexed; 0 for dynamic ones, so that indices stay as they are."""
-    return [0 if is_symbolic(n) else int(n) for n in sizes_of(x)]
+    return [0 if is_symbolic(n) else int(n) for n in x.shape]
 
 
 @lift("gather_along_axis")
-def gather_along_axis(o: LiftedOp) -> Value:
-    """Build a gather along one axis."""
+def _gather_along_axis(o: LiftedOp) -> Value:
     axis = o.axes(2)[0]
-    return mb.gather_along_axis(
-        x=o[0], indices=_from_front(o[1], sizes_or_zero(o[0])[axis : axis + 1]), axis=axis
-    )
+    indices = _from_front(o[1], [_indexed_sizes(o[0])[axis]])
+    return mb.gather_along_axis(x=o[0], indices=indices, axis=axis)
 
 
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")
@@ -156,8 +150,7 @@ MODES = ("update", "add", "sub", "mul", "div", "max", "min")
 
 
 @lift("scatter_along_axis")
-def scatter_along_axis(o: LiftedOp) -> Value:
-    """Build a scatter along one axis."""
+def _scatter_along_axis(o: LiftedOp) -> Value:
     if (mode := o.attribute("scatter_mode")) not in MODES:
         raise Unliftable(f"it joins elements by {mode!r}, and MIL by one of {', '.join(MODES)}")
     return mb.scatter_along_axis(data=as_var(o[0]), indices=o[1], updates=o[2], axis=o.axes(3)[0], mode=mode)
@@ -166,10 +159,9 @@ def scatter_along_axis(o: LiftedOp) -> Value:
 @lift("scatter_nd")
 def scatter_nd(o: LiftedOp) -> Value:
     """Build a scatter by several indices; the op's block says how elements are combined."""
-    blocks = o.op["blocks"]
-    inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]
-    modes = {"yield": "update"} | {f"{k} yield": k for k in MODES}
-    modes |= {"maximum yield": "max", "minimum yield": "min", "divide yield": "div"}
-    if (words := " ".join(inner)) not in modes:
+    inner = [op["kind"] for block in o.op["blocks"] for op in block["ops"] if op["kind"] != "yield"]
+    words = " ".join(inner) or "update"
+    mode = {"maximum": "max", "minimum": "min", "divide": "div"}.get(words, words)
+    if mode not in MODES:
         raise Unliftable(f"it joins elements by {words}, and MIL by one of {', '.join(MODES)}")
-    return mb.scatter_nd(data=as_var(o[0]), indices=cast(o[1], "int32"), updates=o[2], mode=modes[words])
+    return mb.scatter_nd(data=as_var(o[0]), indices=cast(o[1], "int32"), updates=o[2], mode=mode)

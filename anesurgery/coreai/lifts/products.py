@@ -17,10 +17,10 @@ from anesurgery.coreai.lifts.table import (
     as_var,
     lift,
     like,
+    made_by,
     pad_arguments,
-    sizes_of,
 )
-from anesurgery.mil import Var, is_stored, mb, producer
+from anesurgery.mil import Var, is_stored, mb
 
 LINEAR = 3
 """The largest rank that MIL's `linear` takes."""
@@ -30,24 +30,24 @@ LINEAR = 3
 def batch_matmul(o: LiftedOp) -> Value:
     """Build a matrix product; with a transposed stored matrix, a linear layer."""
     x, weight = o[0], _matrix_behind_transpose(o[1])
-    if weight is None or not 1 < len(sizes_of(x)) <= LINEAR:
+    if weight is None or not 1 < len(x.shape) <= LINEAR:
         return mb.matmul(x=x, y=o[1])
     return mb.linear(x=x, weight=weight)
 
 
 def _matrix_behind_transpose(value: Value) -> Var | None:
     """Return the stored matrix of which a value is the transpose; None for others."""
-    op = producer(value, "expand_dims") if isinstance(value, Var) else None
+    op = made_by(value, "expand_dims")
     if op is not None and sorted(op.axes.val) == list(range(len(op.axes.val))):
         value = op.x
-    op = producer(value, "transpose") if isinstance(value, Var) and len(sizes_of(value)) == 2 else None
-    return op.x if op is not None and is_stored(op.x) else None
+    op = made_by(value, "transpose")
+    return op.x if op is not None and op.x.rank == 2 and is_stored(op.x) else None
 
 
 def _input_and_padding(o: LiftedOp, given: Value, value: float) -> tuple[Var, list[int]]:
     """Return the operand of a constant padding of spatial axes, and the padding; else (operand, zeros)."""
     x = as_var(given)
-    op, sides = producer(x, "pad"), [0] * 2 * len(sizes_of(x))
+    op, sides = made_by(x, "pad"), [0] * 2 * x.rank
     if op is None or x in o.scope.stated or op.mode.val != "constant" or float(op.constant_val.val) != value:
         return x, sides[4:]
     if len(op.pad.val) == len(sides) and not any(op.pad.val[:4]):
@@ -59,8 +59,8 @@ def _without_last_axis(value: Value) -> Value | None:
     """Return a value before it got a last axis of size 1; None where it has none."""
     if isinstance(value, np.ndarray):
         return value[..., 0] if value.shape[-1] == 1 else None
-    op = producer(value, "expand_dims", "reshape")
-    return op.x if op is not None and [*sizes_of(op.x), 1] == sizes_of(value) else None
+    op = made_by(value, "expand_dims", "reshape")
+    return op.x if op is not None and (*op.x.shape, 1) == tuple(value.shape) else None
 
 
 @lift("conv2d", "conv3d")
@@ -70,27 +70,20 @@ def conv(o: LiftedOp) -> Value:
     flat = len(narrow) == 2
     given, weight = narrow if flat else (o[0], o[1])
     x, sides = _input_and_padding(o, given, 0.0)
-    axes = len(sizes_of(x)) - 2
-    how = {
-        "strides": o.ints(2)[:axes],
-        "dilations": o.ints(3)[:axes],
-        "groups": o.integer(4),
-        **pad_arguments(sides),
-    }
-    y = mb.conv(x=x, weight=weight, **how)
+    axes = x.rank - 2
+    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.integer(4)}
+    y = mb.conv(x=x, weight=weight, **how, **pad_arguments(sides))
     return mb.expand_dims(x=y, axes=[-1]) if flat else y
 
 
 @lift("conv_transpose2d", "conv_transpose3d")
-def conv_transpose(o: LiftedOp) -> Value:
-    """Build a transposed convolution."""
-    spatial = len(o.shape) - 2
+def _conv_transpose(o: LiftedOp) -> Value:
     if None in o.shape:
         raise Unliftable("the size of its result is not fixed")
     sides = o.ints(3)
-    sides = [n for n in sides for _ in range(2)] if len(sides) == spatial else sides
-    more = [(high, extra) for high, extra in zip(sides[1::2], o.ints(5), strict=True)]
-    cut = [end for low, (high, extra) in zip(sides[::2], more, strict=True) for end in (low, high - extra)]
+    sides = [n for n in sides for _ in range(2)] if len(sides) == len(o.shape) - 2 else sides
+    ends = zip(sides[::2], sides[1::2], o.ints(5), strict=True)
+    cut = [end for low, high, extra in ends for end in (low, high - extra)]
     how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.integer(6)}
     if all(n >= 0 for n in cut):
         return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=cut, **how)
@@ -108,7 +101,7 @@ def _pool_arguments(o: LiftedOp, kernel: int, strides: int, dilation: int) -> di
 def max_pool(o: LiftedOp) -> Value:
     """Build max pooling, with its padding of -inf."""
     x, sides = _input_and_padding(o, o[0], -np.inf)
-    ceil = {"ceil_mode": True} if o.flag(4) else {}
+    ceil = {"ceil_mode": True} if o.integer(4) else {}
     return mb.max_pool(x=x, **_pool_arguments(o, 1, 2, 3), **pad_arguments(sides), **ceil)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from anesurgery.coreai.dtypes import name_of
 from anesurgery.coreai.table import enters
-from anesurgery.mil import Array, Var, any_symbolic, dtype_name, fixed_shape, mb, np_dtype, types
+from anesurgery.mil import Array, Operation, Var, any_symbolic, dtype_name, mb, np_dtype, producer, types
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
@@ -24,6 +24,8 @@ TOKEN: Any = object()
 Described: TypeAlias = Mapping[str, Any]
 """An op, a block or a type as the child process describes it (`toolkit.walk_asset`)."""
 
+WIDENED = {"fp16": "fp16", "fp32": "fp32", "bool": "bool", "fp64": "fp32", "bf16": "fp32"}
+"""Element type that is no integer -> that of MIL."""
 INT32 = np.iinfo(np.int32)
 NO_LIMIT = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
@@ -35,13 +37,11 @@ class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a Loa
 def mil_type(element: str) -> str:
     """Return the MIL dtype of an element type; every integer is int32, in which MIL computes."""
     name = name_of(element)
-    if name in ("fp16", "fp32", "bool"):
-        return name
     if name.startswith(("int", "uint")):
         return "int32"
-    if name in ("fp64", "bf16"):
-        return "fp32"
-    raise Unliftable(f"MIL has no numbers of the type {element}")
+    if name not in WIDENED:
+        raise Unliftable(f"MIL has no numbers of the type {element}")
+    return WIDENED[name]
 
 
 def as_int32(numbers: Array) -> Array:
@@ -54,42 +54,23 @@ def as_int32(numbers: Array) -> Array:
     return np.asarray(fitting, np.int32)
 
 
-class Scope(Protocol):
-    """The values of a graph while it is lifted."""
-
-    types: dict[int, Described]
-    """Number of a value -> its type in the file."""
-    stated: set[Var]
-    """Results of composites that `to_coreai` wrote: they were ops of the model, and must not be merged."""
-
-    def constant(self, held: Described) -> Value:
-        """Return the value of a constant."""
-
-    def colors(self, image: Var) -> str:
-        """Return the channels of an image in their order, such as "RGB"."""
-
-    def nested(self, block: Described, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift a block inside of an op, and return what it ends with."""
-
-    def called(self, site: LiftedOp) -> list[Value]:
-        """Return what a call of another graph gives."""
-
-
 @dataclass(frozen=True)
 class LiftedOp:
     """An op of Core AI that is being lifted, with its operands."""
 
     op: Described
     operands: Sequence[Value]
-    scope: Scope
+    scope: Any
+    """The `reading.GraphScope` of the op."""
 
     def __getitem__(self, i: int) -> Value:
         """Return an operand as a builder takes it."""
         value = self.operands[i]
         return as_int32(value) if isinstance(value, np.ndarray) else value
 
-    def __len__(self) -> int:
-        return len(self.operands)
+    def stored(self, i: int) -> Described:
+        """Return the type of an operand in the file."""
+        return self.scope.types[self.op["operands"][i]]
 
     def numbers(self, i: int) -> Array:
         """Return the numbers of an operand that must be a constant."""
@@ -102,12 +83,8 @@ class LiftedOp:
         return [int(n) for n in self.numbers(i).reshape(-1)]
 
     def integer(self, i: int) -> int:
-        """Return the integer of an operand that must be a constant."""
+        """Return the integer, or 0 or 1 for a boolean, of an operand that must be a constant."""
         return self.ints(i)[0]
-
-    def flag(self, i: int) -> bool:
-        """Return the boolean of an operand that must be a constant."""
-        return bool(self.numbers(i).reshape(-1)[0])
 
     def known(self, i: int) -> bool:
         """Return whether an operand is a constant."""
@@ -115,7 +92,7 @@ class LiftedOp:
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
         """Return axes, counted from the first: of operand 0, or of a rank."""
-        rank = len(sizes_of(self[0])) if rank is None else rank
+        rank = len(self[0].shape) if rank is None else rank
         return [axis % rank if rank else axis for axis in self.ints(i)]
 
     @property
@@ -128,11 +105,6 @@ class LiftedOp:
         """The shape of the first result, None where it is not fixed."""
         return self.result["shape"]
 
-    @property
-    def dtype(self) -> str:
-        """The element type of the first result, in MIL."""
-        return mil_type(self.result["dtype"])
-
     def attribute(self, name: str) -> Any:
         """Return an attribute."""
         return self.op["attributes"][name]
@@ -141,31 +113,29 @@ class LiftedOp:
 Lift: TypeAlias = "Callable[[LiftedOp], Value | Sequence[Value]]"
 TABLE: dict[str, Lift] = {}
 """Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> its lift."""
-
-
 lift = enters(TABLE)
-
-
-def sizes_of(value: Value) -> list[Any]:
-    """Return the shape, with symbols for dynamic sizes."""
-    return list(value.shape or ())
-
-
-def is_fixed(value: Value) -> bool:
-    """Return whether a value's shape has no symbols."""
-    return not any_symbolic(sizes_of(value))
 
 
 def static_sizes(value: Value) -> list[int]:
     """Return the shape of a value that must be fixed."""
-    if not is_fixed(value):
-        raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
-    return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)
+    if any_symbolic(value.shape):
+        raise Unliftable(f"its operand has the shape {tuple(value.shape)}, and MIL takes a fixed one there")
+    return [int(n) for n in value.shape]
 
 
 def dtype_of(value: Value) -> np.dtype[Any]:
     """Return the numpy dtype of a value."""
     return np_dtype(value) if isinstance(value, Var) else value.dtype
+
+
+def kind_of(value: Value) -> str:
+    """Return numpy's letter for the kind of a value's dtype: "b", "f" or "i"."""
+    return dtype_of(value).kind
+
+
+def made_by(value: Value, *op_types: str) -> Operation | None:
+    """Return the op that made a value if it is of one of these types; None for others and for constants."""
+    return producer(value, *op_types) if isinstance(value, Var) else None
 
 
 def as_var(value: Value) -> Var:

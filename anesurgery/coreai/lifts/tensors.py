@@ -17,19 +17,18 @@ from anesurgery.coreai.lifts.table import (
     as_var,
     cast,
     dtype_of,
-    is_fixed,
+    kind_of,
     lift,
     like,
-    sizes_of,
+    made_by,
     static_sizes,
 )
 from anesurgery.interpret.ops.image import GRIDS
-from anesurgery.mil import Array, Var, is_stored, is_symbolic, mb, producer, types
+from anesurgery.mil import Array, Var, any_symbolic, is_stored, is_symbolic, mb, types
 
 
 @lift("reshape")
-def reshape(o: LiftedOp) -> Value:
-    """Reshape to a known or computed shape."""
+def _reshape(o: LiftedOp) -> Value:
     if None not in o.shape:
         return (
             _before_reshape(o)
@@ -41,23 +40,22 @@ def reshape(o: LiftedOp) -> Value:
 
 def _before_reshape(o: LiftedOp) -> Value | None:
     """Return what was reshaped before, if it has the shape of the result; None for constants."""
-    op = producer(o[0], "expand_dims", "reshape", "squeeze") if isinstance(o[0], Var) else None
-    return op.x if op is not None and sizes_of(op.x) == list(o.shape) else None
+    op = made_by(o[0], "expand_dims", "reshape", "squeeze")
+    return op.x if op is not None and list(op.x.shape) == o.shape else None
 
 
 def _linear_of_reshaped(o: LiftedOp) -> Value | None:
     """Build a linear layer on reshaped rows: Apple's compiler moves such a reshape behind the layer."""
-    op = producer(o[0], "linear") if isinstance(o[0], Var) else None
-    if op is None or len(o.shape) not in (2, 3) or o.shape[-1] != sizes_of(o[0])[-1]:
+    op = made_by(o[0], "linear")
+    if op is None or len(o.shape) not in (2, 3) or o.shape[-1] != o[0].shape[-1]:
         return None
-    rows = mb.reshape(x=op.x, shape=np.array([*o.shape[:-1], sizes_of(op.x)[-1]], np.int32))
+    rows = mb.reshape(x=op.x, shape=np.array([*o.shape[:-1], op.x.shape[-1]], np.int32))
     return mb.linear(**op.inputs | {"x": rows})
 
 
 @lift("concat")
-def concat(o: LiftedOp) -> Value:
-    """Build a join along an axis."""
-    parts = [o[i] for i in range(1, len(o))]
+def _concat(o: LiftedOp) -> Value:
+    parts = [o[i] for i in range(1, len(o.operands))]
     axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
 
@@ -75,8 +73,7 @@ def split(o: LiftedOp) -> Sequence[Value]:
 
 
 @lift("tile")
-def tile(o: LiftedOp) -> Value:
-    """Build a repetition along each axis."""
+def _tile(o: LiftedOp) -> Value:
     if o.known(1) and set(o.ints(1)) == {1}:
         return o[0]
     return mb.tile(x=o[0], reps=o.ints(1) if o.known(1) else o[1])
@@ -99,7 +96,7 @@ def pad(o: LiftedOp) -> Value:
 def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
     """Build reflected or replicated padding; MIL does so along the last two axes only."""
     padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
-    if padded[0] >= len(sizes_of(x)) - 2:
+    if padded[0] >= x.rank - 2:
         return mb.pad(x=x, pad=sides[2 * padded[0] :], mode=mode)
     for axis in padded:
         x = _with_axis_last(partial(mb.pad, pad=sides[2 * axis : 2 * axis + 2], mode=mode), x, axis)
@@ -108,9 +105,8 @@ def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
 
 def _with_axis_last(build: Callable[..., Var], x: Var, axis: int) -> Var:
     """Build an op that works along the last axis for another one."""
-    rank = len(sizes_of(x))
-    order = [*(a for a in range(rank) if a != axis), axis]
-    return mb.transpose(x=build(x=mb.transpose(x=x, perm=order)), perm=[order.index(a) for a in range(rank)])
+    order = [*(a for a in range(x.rank) if a != axis), axis]
+    return mb.transpose(x=build(x=mb.transpose(x=x, perm=order)), perm=np.argsort(order))
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
@@ -137,10 +133,11 @@ def _along(x: Var, axis: int, begin: int, end: int) -> Var:
 def where(o: LiftedOp) -> Value:
     """Build a selection of two values, both broadcast to the shape of the result."""
     if None in o.shape:
-        widest = max(o.operands, key=lambda value: len(sizes_of(value)))
+        widest = max(o.operands, key=lambda value: len(value.shape))
         shape = mb.shape(x=widest)
         first, second = (
-            v if sizes_of(v) == sizes_of(widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2])
+            v if tuple(v.shape) == tuple(widest.shape) else _broadcast_to_computed(v, shape)
+            for v in (o[1], o[2])
         )
     else:
         first, second = (_broadcast_to_known(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
@@ -151,7 +148,7 @@ def where(o: LiftedOp) -> Value:
 def broadcast_in_dims(o: LiftedOp) -> Value:
     """Build a broadcast of some axes of size 1."""
     axes = o.axes(2)
-    if o.known(1) and is_fixed(o[0]):
+    if o.known(1) and not any_symbolic(o[0].shape):
         sizes: list[int] = static_sizes(o[0])
         for axis, size in zip(axes, o.ints(1), strict=True):
             sizes[axis] = size
@@ -166,19 +163,18 @@ def broadcast_in_dims(o: LiftedOp) -> Value:
 
 def _broadcast_to_known(value: Value, shape: list[int]) -> Value:
     """Repeat a value until it has a known shape."""
-    now = sizes_of(value)
-    now = [1] * (len(shape) - len(now)) + now
+    now = [1] * (len(shape) - len(value.shape)) + list(value.shape)
     if any(is_symbolic(a) and b != a for a, b in zip(now, shape, strict=True)):
         return _broadcast_to_computed(value, mb.const(val=np.array(shape, np.int32)))
     reps = [1 if a == b or is_symbolic(a) else b // a for a, b in zip(now, shape, strict=True)]
-    if len(now) != len(sizes_of(value)):
+    if len(now) != len(value.shape):
         value = mb.reshape(x=value, shape=np.array(now, np.int32))
     return mb.tile(x=value, reps=reps) if set(reps) - {1} else value
 
 
 def _broadcast_to_computed(value: Value, shape: Var) -> Value:
     """Multiply a value by ones of a computed shape, which is exact also for infinities and NaN."""
-    if dtype_of(value).kind == "b":
+    if kind_of(value) == "b":
         return mb.logical_and(x=value, y=mb.fill(shape=shape, value=np.bool_(True)))
     return mb.mul(x=value, y=mb.fill(shape=shape, value=like(value, 1)[()]))
 
@@ -202,7 +198,7 @@ def interpolate(o: LiftedOp) -> Value:
     """Build a resampling, axis by axis: by a gather for the nearest element, or by a matrix."""
     x, scales, offsets = as_var(o[0]), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
     nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
-    if not (is_fixed(x) and o.known(1)):
+    if any_symbolic(x.shape) or not o.known(1):
         return _resized_by_factors(x, scales, offsets, nearest)
     sizes = static_sizes(x)
     places = [
@@ -254,14 +250,14 @@ def _resize_op(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
 
 
 TABLE |= {
-    "get_shape": lambda o: np.array(static_sizes(o[0]), np.int32) if is_fixed(o[0]) else mb.shape(x=o[0]),
+    "get_shape": lambda o: mb.shape(x=o[0]) if any_symbolic(o[0].shape) else np.array(o[0].shape, np.int32),
     "broadcast_to": lambda o: (
         _broadcast_to_known(o[0], o.ints(1)) if o.known(1) else _broadcast_to_computed(o[0], as_var(o[1]))
     ),
     "transpose": lambda o: mb.transpose(x=o[0], perm=o.ints(1)),
     "reverse": lambda o: mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0],
     "range": lambda o: mb.range_1d(start=o[0], end=o[1], step=o[2]),
-    "non_zero": lambda o: mb.non_zero(x=cast(o[0], "int32") if dtype_of(o[0]).kind == "b" else o[0]),
+    "non_zero": lambda o: mb.non_zero(x=cast(o[0], "int32") if kind_of(o[0]) == "b" else o[0]),
     "expand_dims": lambda o: (
         mb.expand_dims(x=o[0], axes=sorted(o.axes(1, len(o.shape)))) if o.ints(1) else o[0]
     ),
@@ -271,7 +267,7 @@ TABLE |= {
 
 def _as_stored(o: LiftedOp, i: int) -> Value:
     """Return an operand as it is stored, in the dtype that tells coremltools its bits."""
-    value, name = o.operands[i], name_of(o.scope.types[o.op["operands"][i]]["dtype"])
+    value, name = o.operands[i], name_of(o.stored(i)["dtype"])
     if not isinstance(value, np.ndarray):
         if is_stored(value):
             return value
@@ -294,7 +290,7 @@ def blockwise_shift_scale(o: LiftedOp) -> Value:
 def lut_to_dense(o: LiftedOp) -> Value:
     """Build indices into a table of numbers, or of vectors along an axis."""
     lut = _as_stored(o, 1)
-    axis = {"vector_axis": o.integer(2)} if sizes_of(lut)[-1] > 1 else {}
+    axis = {"vector_axis": o.integer(2)} if lut.shape[-1] > 1 else {}
     return mb.constexpr_lut_to_dense(indices=_as_stored(o, 0), lut=lut, **axis)
 
 
@@ -313,7 +309,7 @@ def quantize(o: LiftedOp) -> Value:
     if o.op["kind"] == "dequantize":
         return mb.dequantize(input=as_var(o.operands[0]), **how)
     kind = o.result["dtype"]
-    if kind not in ("si8", "ui8") or not is_fixed(o[0]):
+    if kind not in ("si8", "ui8") or any_symbolic(o[0].shape):
         raise Unliftable(f"MIL quantizes to 8 bits, and this to {kind}")
     return mb.quantize(input=o[0], output_dtype="int8" if kind == "si8" else "uint8", **how)
 

@@ -44,9 +44,11 @@ def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) ->
     return shift_scale(quantized_data, scales, zeros)
 
 
-def _table(lut: Value, rank: int) -> Value:
-    """A table for each group: [groups..., entries, width]."""
-    return lut if lut.ndim == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
+def _table_and_axis(lut: Value, vector_axis: Any, rank: int) -> tuple[Value, Value]:
+    """Return a table for each group, [groups..., entries, width], and the axis of its vectors."""
+    axis = 0 if vector_axis is None else int(vector_axis) % rank
+    table = lut if lut.ndim == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
+    return table, array(axis, "int16")
 
 
 @lowers("constexpr_lut_to_dense")
@@ -54,8 +56,7 @@ def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any
     """Write a lookup in a table; in the form of iOS 16, indices are packed into bytes."""
     if shape is not None:
         indices = _unpacked_constant(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
-    axis = 0 if vector_axis is None else int(vector_axis) % indices.ndim
-    return call("lut_to_dense", indices, _table(lut, indices.ndim), array(axis, "int16"))
+    return call("lut_to_dense", indices, *_table_and_axis(lut, vector_axis, indices.ndim))
 
 
 @lowers("constexpr_sparse_to_dense")
@@ -74,8 +75,8 @@ def lut_to_sparse(
 ) -> tuple[Value, Value]:
     """Write a lookup where the mask is set."""
     sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
-    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.ndim, "int16")
-    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.ndim), axis)
+    table, axis = _table_and_axis(lut, vector_axis, indices_mask.ndim)
+    found = call("lut_to_sparse_with_bitmask", sparse, table, axis)
     return indices_mask, Dense(ops.sparse_with_bitmask_to_dense(found.node))
 
 

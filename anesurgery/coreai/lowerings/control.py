@@ -21,9 +21,9 @@ from anesurgery.mil import Operation
 Values = list[Value]
 
 
-def _as_types(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
-    """Return the results of a block, in the types that the op needs."""
-    return [value.refined(kind.shape).node for value, kind in zip(values, types, strict=True)]
+def _yield(values: Sequence[Value], types: Sequence[Any]) -> None:
+    """End a block with results in the types that the op needs."""
+    ops.yield_([value.refined(kind.shape).node for value, kind in zip(values, types, strict=True)])
 
 
 def _as_values(results: Any, count: int) -> Values:
@@ -39,9 +39,9 @@ def loop(
     results, (before, after) = ops.while_(results=types, inits=nodes)
     with before:
         test = goes_on([Value(v) for v in before.arguments])
-        ops.condition(test.squeeze(list(range(test.ndim))).node, *before.arguments)
+        ops.condition(test.as_scalar().node, *before.arguments)
     with after:
-        ops.yield_(_as_types(step([Value(v) for v in after.arguments]), types))
+        _yield(step([Value(v) for v in after.arguments]), types)
     return _as_values(results, len(types))
 
 
@@ -56,11 +56,11 @@ def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values
 def cond(op: Operation, writer: Any, pred: Value) -> Values:
     """Write both branches."""
     types = [writer.type_of(var) for var in op.outputs]
-    test = pred.cast("bool").squeeze(list(range(pred.ndim)))
+    test = pred.cast("bool").as_scalar()
     results, sides = ops.if_(results=types, condition=test.node)
     for side, block in zip(sides, op.blocks, strict=True):
         with side:
-            ops.yield_(_as_types(writer.block(block, []), types))
+            _yield(writer.block(block, []), types)
     return _as_values(results, len(types))
 
 
@@ -83,14 +83,14 @@ def make_list(
     return array(0, mode.dtype(dtype)).broadcast(shape)
 
 
-def _with_elements(ls: Value, indices: Value, elements: Value) -> Value:
-    return call("scatter_nd", ls, indices.cast("int32").expand([1]), elements)
+@lowers("list_scatter")
+def _with_elements(ls: Value, indices: Value, value: Value) -> Value:
+    return call("scatter_nd", ls, indices.cast("int32").expand([1]), value)
 
 
 TABLE |= {
     "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
-    "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
-    "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
+    "list_read": lambda ls, index: take(ls, index.cast("int32").as_scalar(), 0),
     "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
     "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
     "read_state": lambda op, writer, input: writer.states[op.input],

@@ -17,12 +17,11 @@ from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, TABLE, UNARY, as_i
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import (
     Value,
+    array,
     binary_op,
     call,
-    in_floats,
-    scalar,
-    to_fp32,
-    truncated,
+    known_ints,
+    per_channel,
     unary_op,
     unsigned,
     where,
@@ -42,17 +41,24 @@ def sign(x: Value) -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """Return log(1 + exp x), in the form "shift exponentials" (`modes.FORMS`)."""
+    """Return log(1 + exp x), without the overflow of exp in fp16 from 11.09 on (coreai-torch issue 105)."""
     return call("relu", x) + call("log", call("exp", -x.abs()) + 1)
+
+
+def _truncated(x: Value) -> Value:
+    """Round toward zero."""
+    return where(x < 0, -(-x).floor(), x.floor())
+
+
+def _in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
+    return lambda x, *more: (
+        function(x, *more) if x.is_float else _truncated(function(x.float(), *more)).cast(x.dtype)
+    )
 
 
 def _leaky(x: Value, alpha: float = 0.01) -> Value:
     return where(x < 0, x * alpha, x)
-
-
-def _per_channel(x: Value, numbers: Value) -> Value:
-    """Reshape a vector to one number for each channel (axis 1)."""
-    return numbers.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
 def _plus_epsilon(x: Value, epsilon: float) -> Value:
@@ -70,29 +76,29 @@ TABLE |= {
     "ceil": lambda x: -(-x).floor(),
     "sign": sign,
     "square": lambda x: x * x,
-    "exp2": in_floats(lambda x: x.like(2.0).binary("pow", x)),
+    "exp2": _in_floats(lambda x: x.like(2.0).binary("pow", x)),
     "inverse": lambda x, epsilon=1e-4: 1.0 / _plus_epsilon(x, epsilon),
     "log": lambda x, epsilon=1e-45: call("log", _plus_epsilon(x, epsilon)),
     "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _plus_epsilon(x, epsilon)),
     "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
     "relu6": lambda x: call("relu", x).minimum(6.0),
     "softplus": softplus,
-    "softplus_parametric": lambda x, alpha, beta: _per_channel(x, alpha) * softplus(x * _per_channel(x, beta)),
+    "softplus_parametric": lambda x, alpha, beta: per_channel(x, alpha) * softplus(x * per_channel(x, beta)),
     "gelu": lambda x, mode="EXACT": Value(ops.gelu(x.node, approximate=GELU[mode])),
     "softsign": lambda x: x / (x.abs() + 1.0),
     "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
     "leaky_relu": _leaky,
     "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).minimum(beta),
-    "prelu": lambda x, alpha: where(x < 0, x * _per_channel(x, alpha), x),
+    "prelu": lambda x, alpha: where(x < 0, x * per_channel(x, alpha), x),
     "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
 }
 
 
 @lowers("cast")
 def cast(x: Value, dtype: str, mode: Mode) -> Value:
-    """Write a cast; floats are truncated before they become integers, in the form "round before a cast"."""
+    """Write a cast; floats are truncated first: Apple's builder removes a cast to integers and back."""
     if x.is_float and "int" in dtype:
-        x = truncated(x)
+        x = _truncated(x)
     return x.binary("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))
 
 
@@ -104,29 +110,25 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
-    """Return log sum exp, shifted by the largest element ("shift exponentials"), if that is finite."""
+    """Return log sum exp, shifted by the largest element if that is finite (as `softplus`)."""
     top = x.reduce("max", axes)
     top = where(top.abs() < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
 
 
 def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
-    (y,) = to_fp32(x)
+    y = x.float()
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
 
-def _of_kind(kind: str) -> Callable[[Value, Sequence[int]], Value]:
-    return lambda x, axes: x.reduce(kind, axes)
-
-
-REDUCED: dict[str, Callable[[Value, Sequence[int]], Value]] = {
-    **{op_type: _of_kind(kind) for op_type, kind in REDUCTIONS.items()},
+REDUCED: dict[str, Callable[..., Value]] = {
+    **{name: lambda x, axes, kind=kind: x.reduce(kind, axes) for name, kind in REDUCTIONS.items()},
     "reduce_mean": _mean,
     "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
-    "reduce_l2_norm": in_floats(_l2_norm),
+    "reduce_l2_norm": _in_floats(_l2_norm),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
-    "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
-    "reduce_log_sum_exp": in_floats(_log_sum_exp),
+    "reduce_log_sum": _in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
+    "reduce_log_sum_exp": _in_floats(_log_sum_exp),
 }
 """Op type -> function of (x, axes), which stay with length 1."""
 
@@ -135,7 +137,7 @@ def _axes(x: Value, axes: Any) -> list[int]:
     return sorted(axis % x.ndim for axis in (range(x.ndim) if axes is None else axes))
 
 
-def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..., Value]:
+def _reduction(function: Callable[..., Value]) -> Callable[..., Value]:
     def reduce(x: Value, axes: Any = None, keep_dims: bool = False) -> Value:
         if not x.ndim:
             return function(x.expand([0]), [0]).squeeze([0])
@@ -160,8 +162,8 @@ def position(
     """
     if op.op_type == "reduce_argmin":
         x = -x if x.is_float else -1 - x
-    if mode.has("take argmax in fp32"):
-        (x,) = to_fp32(x)
+    if x.is_float and mode.has("take argmax in fp32"):
+        x = x.float()
     place = Value(ops.argmax(x.node, axis % x.ndim))
     return place if keep_dims else place.squeeze([axis % x.ndim])
 
@@ -170,7 +172,7 @@ def position(
 def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
     """Write a running sum; an exclusive one is moved by one position."""
     along = axis % x.ndim
-    total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
+    total = Value(ops.scan(x.node, unsigned(along).node, array(bool(reverse), "bool").node, "sum"))
     if not exclusive:
         return total
     pairs = [(0, 0)] * x.ndim
@@ -180,18 +182,16 @@ def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = Fal
 
 
 @lowers("argsort")
-def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
-    """Write the order that sorts an axis; equal elements keep their order."""
-    return Value(ops.argsort(x.node, axis % x.ndim, not ascending, True))
+def _argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
+    return Value(ops.argsort(x.node, axis % x.ndim, not ascending, True))  # the last flag: equal ones in order
 
 
 @lowers("topk")
-def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
-    """Write the first elements of the sorted axis."""
-    along, count = axis % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
+def _topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
+    along, (count,) = axis % x.ndim, known_ints(k, "k")
     count = x.shape[along] if count < 0 else count
     values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
-    return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
+    return (values, _argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
 
 
 @lowers("layer_norm", "instance_norm", "batch_norm")
@@ -206,7 +206,7 @@ def normalized(
     epsilon: float = 1e-5,
 ) -> Value:
     """Write zero mean and unit variance: over axes, over the pixels of a channel, or with stored statistics."""
-    (y,), shape, over = to_fp32(x), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
+    y, shape, over = x.float(), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
     if op.op_type == "layer_norm":
         over = _axes(x, axes)
         shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
@@ -220,9 +220,8 @@ def normalized(
 
 
 @lowers("l2_norm")
-def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
-    """Write x over the root of its sum of squares over the last three axes."""
-    (y,) = to_fp32(x)
+def _unit_length(x: Value, epsilon: float = 1e-6) -> Value:
+    y = x.float()
     squares = (y * y).reduce("sum", list(range(max(x.ndim - 3, 0), x.ndim)))
     return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
 
@@ -230,8 +229,7 @@ def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
 @lowers("local_response_norm")
 def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
     """Write the sum of squares of `size` neighbours on axis -3 as a sum of slices."""
-    (y,) = to_fp32(x)
-    axis, size = x.ndim - 3, int(size)
+    y, axis, size = x.float(), x.ndim - 3, int(size)
     padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
     channels = x.length(axis)
     total = padded.along(axis, 0, channels)

@@ -68,7 +68,7 @@ as_interpreted(
 
 
 @lowers("upsample_nearest_neighbor")
-def upsample_nearest(x: Value, op: Operation, **factors: Any) -> Value:
+def _upsample_nearest(x: Value, op: Operation, **factors: Any) -> Value:
     """Take the pixel before each position; the factors only make the shape."""
     shape = static_shape(op.outputs[0])
     if shape is None:

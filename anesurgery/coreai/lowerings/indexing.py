@@ -64,8 +64,7 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
 
 
 @lowers("gather_along_axis")
-def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
-    """Write a gather along one axis."""
+def _gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
     return Value(ops.gather_along_axis(x.node, indices.long().node, axis % x.ndim))
 
 
@@ -75,12 +74,11 @@ def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: in
     shape, along, batch = x.fixed_lengths(), seq_axis % x.ndim, batch_axis % x.ndim
     length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.ndim)])
     place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.ndim)]))
-    return gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
+    return _gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
 
 
 @lowers("scatter_along_axis")
-def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
-    """Write a scatter along one axis."""
+def _scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
     nodes = (data.node, indices.long().node, updates.node)
     how = attribute("scatter_mode", mode)
     return Value(ops.scatter_along_axis(data.node.type, *nodes, axis % data.ndim, scatter_mode=how))
@@ -88,20 +86,19 @@ def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 
 
 COMBINE: dict[str, Callable[[Value, Value], Value]] = {
     "update": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "sub": lambda old, new: old - new,
-    "mul": lambda old, new: old * new,
-    "div": lambda old, new: old / new,
-    "max": lambda old, new: old.maximum(new),
-    "min": lambda old, new: old.minimum(new),
+    "add": Value.__add__,
+    "sub": Value.__sub__,
+    "mul": Value.__mul__,
+    "div": Value.__truediv__,
+    "max": Value.maximum,
+    "min": Value.minimum,
 }
 """Mode of a scatter -> the function that combines an old and a new element."""
 
 
 def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
     """Replace one slice along an axis, at a computed position from 0 on."""
-    begin = [as_indices([0]) for _ in range(data.ndim)]
-    end = [as_indices([length]) for length in row.shape]
+    begin, end = [as_indices([0]) for _ in row.shape], [as_indices([length]) for length in row.shape]
     begin[axis] = at.reshape([1])
     end[axis] = begin[axis] + 1
     places = (concat(begin, 0), concat(end, 0), as_indices([1] * data.ndim))
@@ -122,7 +119,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
         return replace_slice(data, at, COMBINE[mode](take(data, at, axis), new), axis)
     spread = [*shape[:axis], count, *shape[axis + 1 :]]
     index = indices.long().reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
+    return _scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
 
 
 @lowers("scatter_nd")

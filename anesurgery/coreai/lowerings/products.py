@@ -13,13 +13,10 @@ from torch.nn import functional
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops, tensor
-from anesurgery.coreai.values import TORCH, Value, array, call, scalar, unsigned, where
+from anesurgery.coreai.values import TORCH, Value, array, call, per_channel, unsigned, where
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops.windows import Windows, counted, cuts, padding, steps, windows
 from anesurgery.mil import Operation
-
-LEAST_AXES = 2
-"""The least number of spatial axes of Core AI's convolutions and pools."""
 
 
 @lowers("matmul")
@@ -42,6 +39,11 @@ def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
 TORCH[functional.linear] = linear
 
 
+@lowers("softmax")
+def _softmax(x: Value, axis: int = -1) -> Value:
+    return Value(ops.softmax(x.node, axis % x.ndim))
+
+
 @lowers("scaled_dot_product_attention")
 def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = None) -> Value:
     """Write softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
@@ -49,13 +51,7 @@ def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = 
     if attn_mask is not None:
         boolean = attn_mask.dtype == "bool"
         scores = where(attn_mask, scores, -math.inf) if boolean else scores + attn_mask
-    return softmax(scores) @ value
-
-
-@lowers("softmax")
-def softmax(x: Value, axis: int = -1) -> Value:
-    """Write Core AI's softmax."""
-    return Value(ops.softmax(x.node, axis % x.ndim))
+    return _softmax(scores) @ value
 
 
 def _grouped_axes(x: Value, order: str, groups: Sequence[str]) -> Value:
@@ -88,28 +84,24 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     return z.reshape([lengths[name] for name in order]).permute([order.index(name) for name in out])
 
 
-class _ExtraAxis:
-    """Adds a spatial axis of length 1 where there is only one, and removes it again."""
+def _widened(x: Value) -> Value:
+    """Return a tensor with a second spatial axis, of length 1, if it has only one."""
+    return x.expand([3]) if x.ndim == 3 else x
 
-    def __init__(self, axes: int) -> None:
-        self.more = max(LEAST_AXES - axes, 0)
-        self.axes = axes + self.more
 
-    def widen(self, x: Value) -> Value:
-        """Return a tensor with the extra axis last."""
-        return x.expand([x.ndim] * bool(self.more))
+def _spatial(numbers: Sequence[int], rest: int = 1) -> Value:
+    """Return a number for each spatial axis; `rest` is that of an axis that `_widened` adds."""
+    return unsigned([*numbers, rest] if len(numbers) == 1 else numbers)
 
-    def narrow(self, x: Value) -> Value:
-        """Return a tensor without the extra axis."""
-        return x.squeeze([x.ndim - 1] * bool(self.more))
 
-    def numbers(self, numbers: Sequence[int], rest: int = 1) -> Value:
-        """Return a number for each spatial axis, and `rest` for the extra axis."""
-        return unsigned([*numbers, *[rest] * self.more])
+def _narrowed(y: Value, x: Value) -> Value:
+    """Return a result for `_widened(x)` without the added axis."""
+    return y.squeeze([3]) if x.ndim == 3 else y
 
-    def write(self, name: str, x: Value, *more: Value) -> Value:
-        """Write an op of the widened tensor, and narrow its result."""
-        return self.narrow(call(f"{name}{self.axes}d", self.widen(x), *more))
+
+def _spatial_call(name: str, x: Value, *more: Value) -> Value:
+    """Write an op of two or three spatial axes, whose name ends with their number."""
+    return _narrowed(call(f"{name}{max(x.ndim - 2, 2)}d", _widened(x), *more), x)
 
 
 def _sizes(x: Value, pad_type: str) -> list[int]:
@@ -121,7 +113,7 @@ def _sizes(x: Value, pad_type: str) -> list[int]:
 
 
 def _biased(y: Value, bias: Value | None) -> Value:
-    return y if bias is None else call("broadcasting_add", y, bias.reshape([1, -1, *[1] * (y.ndim - 2)]))
+    return y if bias is None else call("broadcasting_add", y, per_channel(y, bias))
 
 
 @lowers("conv")
@@ -136,10 +128,9 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """Write the padding, then the convolution, since Core AI's pads nothing."""
-    n = x.ndim - 2
-    s, d, flat = steps(strides, n), steps(dilations, n), _ExtraAxis(n)
+    s, d = (steps(given, x.ndim - 2) for given in (strides, dilations))
     x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed_lengths(2), s, d))
-    y = flat.write("conv", x, flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
+    y = _spatial_call("conv", x, _widened(weight), _spatial(s), _spatial(d), unsigned(groups))
     return _biased(y, bias)
 
 
@@ -159,15 +150,14 @@ def conv_transpose(
 
     With a dynamic batch Apple's runtime dies.
     """
-    n = x.ndim - 2
-    s, d, flat, sizes = steps(strides, n), steps(dilations, n), _ExtraAxis(n), x.fixed_lengths()[2:]
-    kernel = weight.fixed_lengths(2)
+    s, d = (steps(given, x.ndim - 2) for given in (strides, dilations))
+    sizes, kernel = x.fixed_lengths()[2:], weight.fixed_lengths(2)
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
     same = [i * t for i, t in zip(sizes, s, strict=True)]
     ends = cuts(pad_type, pad, full, output_shape and output_shape[2:], same)
-    none = flat.numbers([0] * n, 0)
-    form = (flat.numbers(s), none, flat.numbers(d), none, unsigned(groups))
-    y = flat.write("conv_transpose", x, flat.widen(weight), *form)
+    none = _spatial([0] * len(s), 0)
+    form = (_spatial(s), none, _spatial(d), none, unsigned(groups))
+    y = _spatial_call("conv_transpose", x, _widened(weight), *form)
     y = y.pad([(0, max(-end, 0)) for _, end in ends])
     if any(begin or end > 0 for begin, end in ends):
         stop = [length - end for length, (_, end) in zip(full, ends, strict=True)]
@@ -177,15 +167,14 @@ def conv_transpose(
 
 def _pooled(x: Value, w: Windows, name: str) -> Value:
     """Write the maximum or sum of each window of a padded tensor."""
-    flat, n = _ExtraAxis(len(w.kernel)), len(w.kernel)
-    form = (flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n))
+    form = (_spatial(w.kernel), _spatial(w.strides), _spatial([1] * len(w.kernel)))
     if name == "sumpool":
-        return flat.write(name, x, *form)
-    x = flat.widen(x)
-    sizes = zip(x.shape[2:], [*w.kernel, 1], [*w.strides, 1], strict=False)
-    kind = tensor([*x.shape[:2], *(-1 if n < 0 else (n - k) // s + 1 for n, k, s in sizes)], x.dtype)
-    nodes = (v.node for v in (x, *form, scalar(False, "bool")))
-    return flat.narrow(Value(getattr(ops, f"{name}{flat.axes}d")(kind, *nodes)))
+        return _spatial_call(name, x, *form)
+    wide = _widened(x)
+    sizes = zip(wide.shape[2:], [*w.kernel, 1], [*w.strides, 1], strict=False)
+    kind = tensor([*wide.shape[:2], *(-1 if n < 0 else (n - k) // s + 1 for n, k, s in sizes)], wide.dtype)
+    nodes = (v.node for v in (wide, *form, array(False, "bool")))
+    return _narrowed(Value(getattr(ops, f"{name}{wide.ndim - 2}d")(kind, *nodes)), x)
 
 
 def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:

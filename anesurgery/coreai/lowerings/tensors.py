@@ -10,18 +10,7 @@ import numpy as np
 from anesurgery.coreai.lowerings.indexing import from_front, take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import TABLE, as_interpreted, lowers
-from anesurgery.coreai.values import (
-    LONGEST,
-    Value,
-    array,
-    call,
-    concat,
-    indices,
-    known_ints,
-    scalar,
-    stack,
-    where,
-)
+from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, stack, where
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation, dtype_name, static_shape
 from anesurgery.ops import names
@@ -46,9 +35,8 @@ def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
 
 
 @lowers("concat")
-def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
-    """Join tensors, one after the other or interleaved; a scalar counts as one element."""
-    values = [value if value.ndim else value.expand([0]) for value in values]
+def _concat(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
+    values = [value if value.ndim else value.expand([0]) for value in values]  # a scalar counts as one element
     axis = axis % values[0].ndim
     if not interleave:
         return concat(values, axis)
@@ -58,25 +46,22 @@ def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = Fals
 
 
 @lowers("split")
-def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
-    """Write a slice for each piece."""
-    axis = axis % x.ndim
-    equal = [int(var.shape[axis]) for var in op.outputs] if split_sizes is None else None
-    sizes = equal or known_ints(split_sizes, "sizes")
-    ends = np.cumsum(sizes).tolist()
-    return [x.along(axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+def _split(x: Value, axis: int, num_splits: int = 1, split_sizes: Any = None) -> list[Value]:
+    if split_sizes is None:
+        return x.chunk(num_splits, axis)
+    sizes = known_ints(split_sizes, "sizes")
+    return [x.along(axis, end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
 
 
 @lowers("tile")
 def tile(x: Value, reps: Any) -> Value:
     """Write a repetition; its counts may be computed. Apple's compiler crashes where all counts are 1."""
-    times = indices(reps.known if isinstance(reps, Value) and reps.known is not None else reps)
+    times = indices(reps)
     return x if times.known is not None and np.all(times.known == 1) else call("tile", x, times.cast("uint32"))
 
 
 @lowers("pad")
-def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
-    """Write padding with known amounts."""
+def _pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
     amounts = known_ints(pad, "the padding")
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if min(amounts, default=0) < 0:
@@ -90,14 +75,8 @@ def _known_bounds(
     """Return x and begins, ends and positive strides; an axis that is read backwards is reversed first.
 
     A slice of Core AI does not reach index 0 backwards: x[7:2:-2] of length 10 takes the places 7, 5 and 3, and
-    is written as the slice [2:7:2] of x reversed.
-
-    Args:
-        x: the tensor.
-        begin: of each axis, as in MIL; `end` and `stride` likewise.
-        end: as `begin`.
-        stride: as `begin`.
-        masks: for each axis, whether the begin is ignored, the end is ignored, and one position is taken.
+    is written as the slice [2:7:2] of x reversed. The masks of an axis say whether its begin and its end are
+    ignored, and whether one position is taken.
     """
     bounds, turned = [], []
     for axis, length in enumerate(x.shape):
@@ -134,22 +113,17 @@ def _computed_bounds(
 
 
 def _bounds(
-    x: Value,
-    begin: Any,
-    end: Any,
-    stride: Any = None,
-    begin_mask: Any = None,
-    end_mask: Any = None,
-    squeeze_mask: Any = None,
+    x: Value, begin: Value, end: Value, stride: Any = None, **flags: Any
 ) -> tuple[Value, list[Any], list[int]]:
     """Return x, perhaps reversed; begins, ends and strides of a slice of it; and the axes that are dropped."""
     steps = [1] * x.ndim if stride is None else known_ints(stride, "stride")
-    masks = [[bool(m) for m in mask or [False] * x.ndim] for mask in (begin_mask, end_mask, squeeze_mask)]
+    given = (flags.get(name) for name in ("begin_mask", "end_mask", "squeeze_mask"))
+    masks = [[bool(m) for m in mask or [False] * x.ndim] for mask in given]
     dropped = [axis for axis in range(x.ndim) if masks[2][axis]]
-    if all(v.known is not None for v in (begin, end)):
-        x, bounds = _known_bounds(x, known_ints(begin, "begin"), known_ints(end, "end"), steps, masks)
-        return x, bounds, dropped
-    return x, _computed_bounds(x, begin, end, steps, masks), dropped
+    if begin.known is None or end.known is None:
+        return x, _computed_bounds(x, begin, end, steps, masks), dropped
+    x, bounds = _known_bounds(x, begin.tolist(), end.tolist(), steps, masks)
+    return x, bounds, dropped
 
 
 @lowers("slice_by_index")
@@ -166,8 +140,7 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
     if begin.known is None:
         first = from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
     else:
-        places = zip(known_ints(begin, "begin"), x.shape, strict=True)
-        first = indices([b + n if b < 0 < n else b for b, n in places])
+        first = indices([b + n if b < 0 < n else b for b, n in zip(begin.tolist(), x.shape, strict=True)])
     last = first + indices(sizes) if first.known is None else indices(np.add(first.known, sizes))
     return slice_by_index(x, first, last, end_mask=[n == -1 for n in sizes])
 
@@ -182,8 +155,7 @@ def slice_update(x: Value, update: Value, begin: Value, end: Value, **form: Any)
 
 
 @lowers("band_part")
-def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
-    """Keep the diagonals of a band, by a mask."""
+def _band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
     rows, columns = x.fixed_lengths(-2)
     below = np.arange(rows)[:, None] - np.arange(columns)
     keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
@@ -191,26 +163,15 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
 
 
 @lowers("one_hot")
-def one_hot(
-    indices: Value,
-    one_hot_vector_size: Any,
-    op: Operation,
-    mode: Mode,
-    axis: int = -1,
-    on_value: Any = 1,
-    off_value: Any = 0,
+def _one_hot(
+    indices: Value, one_hot_vector_size: Any, op: Operation, mode: Mode, axis: int = -1, **numbers: Any
 ) -> Value:
-    """Compare the indices with all classes along a new axis."""
     (size,) = known_ints(one_hot_vector_size, "the number of classes")
-    rank = indices.ndim + 1
-    axis = axis % rank
-    classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
-    hit = indices.expand([axis]).cast("int32").equal(classes)
-    on, off = (
-        v if isinstance(v, Value) else scalar(v, mode.dtype(dtype_name(op.outputs[0])))
-        for v in (on_value, off_value)
-    )
-    return where(hit, on, off)
+    axis = axis % (indices.ndim + 1)
+    classes = array(np.arange(size).reshape([-1 if a == axis else 1 for a in range(indices.ndim + 1)]), "int32")
+    hit, dtype = indices.expand([axis]).cast("int32").equal(classes), mode.dtype(dtype_name(op.outputs[0]))
+    on, off = numbers.get("on_value", 1), numbers.get("off_value", 0)
+    return where(hit, *(v if isinstance(v, Value) else array(v, dtype) for v in (on, off)))
 
 
 @lowers("fill", "fill_like")
@@ -223,8 +184,7 @@ def fill(op: Operation, shape: Any = None, ref_tensor: Value | None = None, valu
 
 
 @lowers("sliding_windows")
-def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
-    """Write all windows of an axis, along a new axis after it."""
+def _sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     count = (x.length(axis) - size) // stride + 1
     return take(x, indices(np.arange(count)[:, None] * stride + np.arange(size)), axis % x.ndim)
 

@@ -25,8 +25,8 @@ Refuses when the slice has a stride, and when intervals show that the value stay
 begins at 0, and one of a tensor with one axis, is left as it is.
 
 Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes of 4095 or more
-infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a split after
-the first. The rewrite costs two transposes, one more for each part, whose time was not measured.
+infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a
+split after the first. The rewrite costs two transposes, one more for each part, whose time was not measured.
 
 Grade: bit for bit.
 """

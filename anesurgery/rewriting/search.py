@@ -7,7 +7,7 @@ looked up again after each one. The rules, in the order in which they are applie
 1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
 2. Each step that may be useless now is left out once: a later step may have made it so.
 3. Steps that change results must gain clearly more than the best plan without them.
-4. Each step of the recipe that was left out is tried once more at the end.
+4. Each step of the recipe that was left out, but not as useless, is tried once more at the end.
 """
 
 from __future__ import annotations

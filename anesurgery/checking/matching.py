@@ -13,7 +13,6 @@ its grade.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import weakref
@@ -35,7 +34,18 @@ from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.symbolic import UNLIKE
-from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    array_digest,
+    constant,
+    is_constexpr,
+    is_weight,
+    operands,
+    reads,
+    types,
+)
 
 LARGEST_VALUE = 1 << 27
 """The most elements of a value or constant of a whole model: hashing takes 64 bits for each, 1.1 GB in all."""
@@ -122,7 +132,7 @@ def _content_digest(value: Any) -> Hashable:
     if isinstance(value, (str, bool)) or not hasattr(value, "dtype"):
         return repr(value)
     array = np.ascontiguousarray(value)
-    return array.dtype.str, array.shape, hashlib.blake2b(array.data, digest_size=16).digest()
+    return array.dtype.str, array.shape, array_digest(array)
 
 
 class FunctionRun:

@@ -34,7 +34,7 @@ from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
+from anesurgery.mil import Array, Operation, Var, array_digest, constant, np_dtype, reads, types
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import stored_interval
 
@@ -367,7 +367,7 @@ def _content_digest(array: Array) -> Hashable | None:
     ordered = np.ascontiguousarray(array)
     if _is_constant(ordered):
         return None
-    content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
+    content = ordered.dtype.str, array_digest(ordered)
     release_pages(ordered)
     return content
 

@@ -268,6 +268,7 @@ class _ChecksByLength:
         Raises:
             InterpretError: the new side cannot be computed at the first lengths at which the old side can.
         """
+        result: SiteCheck | Refusal | None
         with with_lengths(lengths):
             try:
                 result = _strongest_check(self.request, proving=self.can_improve, thorough=thorough)

@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.attention import MASKED, mask_chain
-from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
+from anesurgery.facts.masks import against_causal, take_apart
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
 from anesurgery.mil import (
     Function,
@@ -135,7 +135,7 @@ def _mask_kind(op: Operation) -> str:
     chain = mask_chain(op)
     if chain is NO_MATCH:
         return "unknown" if _adds_dynamic_mask(op) else "open"
-    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
+    parts = chain if isinstance(chain, Refusal) else take_apart(chain)
     if isinstance(parts, Refusal):
         return "unknown"
     if against_causal(parts.keep) is None:

@@ -80,6 +80,11 @@ class HashedValue:
         """Take the hashes and the layout of an equal value."""
         self.hashes, self.serial = other.hashes, other.serial
 
+    @property
+    def is_matched(self) -> bool:
+        """Whether it is known to be a value of the other program, or comes from outside."""
+        return self.op is None
+
     def forget(self) -> None:
         """Drop what made it: from here on its elements are known by their hashes."""
         self.op, self.operands = None, ()
@@ -180,7 +185,7 @@ class FunctionRun:
             self.step()
         return self.values.get(var)
 
-    def there(self, var: Var) -> HashedValue:
+    def output_value(self, var: Var) -> HashedValue:
         """Return an output, which may be a constant."""
         return self.values[var] if var in self.values else self.constant(var)
 
@@ -299,7 +304,7 @@ class Match:
 
 
 def match(
-    a: HashedValue, b: HashedValue, hashing: Bitwise, gate: float, *, exact: Move | None = None
+    a: HashedValue, b: HashedValue, hashing: Bitwise, gate: float, *, layout: Move | None = None
 ) -> Match | None:
     """Return how sure it is that `b` is `a` in some layout, and give both the same hashes; None if it is not.
 
@@ -308,13 +313,13 @@ def match(
         b: a value of the second.
         hashing: the arithmetic that computes hashes.
         gate: PSNR in dB from which on numbers count as equal.
-        exact: the only layout that counts; any by default.
+        layout: the only layout that counts; any by default.
     """
-    if exact is None and a.serial == b.serial:
+    if layout is None and a.serial == b.serial:
         return Match(Grade.BITS)
     if not all(isinstance(v.numbers, torch.Tensor) for v in (a, b)):
         return None
-    moves = list(layouts(a.numbers.shape, b.numbers.shape)) if exact is None else [exact]
+    moves = list(layouts(a.numbers.shape, b.numbers.shape)) if layout is None else [layout]
     for move in moves:
         if same_hashes(a, b, hashing, move):
             return _settle(a, b, move, Match(Grade.BITS))

@@ -368,6 +368,13 @@ def shape_in_words(shape: Any) -> str:
     return "x".join("?" if d is None or is_symbolic(d) else str(d) for d in shape) or "scalar"
 
 
+def value_before(var: Var, through: frozenset[str] = CARRIERS) -> Var:
+    """Return the value that ops of a type in `through` lead back to by their `x`; for none, the value."""
+    while (op := producer(var, *through)) is not None:
+        var = op.x
+    return var
+
+
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
     """Yield the consumers of a value; consumers of a type in `through` are replaced by their own consumers."""
     for value in _values_after(var, through):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -28,10 +29,10 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
-from anesurgery.ops import ATTENTION, CARRIERS, MOVING, names
+from anesurgery.ops import ATTENTION, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import axes_of, readers_after
+from anesurgery.semantics.reading import axes_of, readers_after, value_before
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -99,7 +100,15 @@ def refusal(findings: Sequence[Finding]) -> str:
 
 ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
 ALL = BOTH | {"CPU"}
-FormOfOps = Callable[[list[Operation]], str]
+
+
+class Outcome(Enum):
+    """What was seen of a model; the value completes "reported to"."""
+
+    UNIT_FAILED = "fail"  # other units may run it
+    FAILED_EVERYWHERE = "fail on every unit"
+    ABORTED = "abort"  # the process ended, so that no unit ran it
+    REFUSED_BY_PARSER = "be refused by Core ML"  # the specification itself, on every chip and OS
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,8 @@ class LoadReport:
     seen: str
     """Chip, OS and units, as the report names them."""
     units: frozenset[str]
-    """The report applies only if Core ML may use one of these units."""
-    form: FormOfOps
+    """The report applies only if Core ML may use one of these units; it may always use the CPU."""
+    form: Callable[[list[Operation]], str]
     """Returns which of a function's ops have the form, in words; "" where none has it."""
     advice: str
     chips: tuple[str, ...] = ()
@@ -122,10 +131,7 @@ class LoadReport:
     systems: tuple[tuple[str, int], ...] = ()
     """The (platform, release) pairs of `seen`; empty where the report names none."""
     remedy: str | None = None
-    nothing_loads: bool = False
-    """Did the process end, so that no unit ran anything?"""
-    refused_by_parser: bool = False
-    """Does Core ML refuse the specification itself, so that it loads on no chip and no OS?"""
+    outcome: Outcome = Outcome.UNIT_FAILED
     common: bool = False
     """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
     loaded_on: tuple[tuple[str, int], ...] = ()
@@ -148,20 +154,26 @@ class LoadReport:
             return False
         on_chips = not self.chips or set(target.chips) <= set(self.chips)
         on_system = not self.systems or (target.platform, target.os) in self.systems
-        return on_chips and on_system and bool(self.chips or self.systems or self.refused_by_parser)
+        return on_chips and on_system and self.makes_claims
 
-    def prevents_loading(self, target: Target) -> bool:
-        """Is it claimed that nothing loads? If the GPU alone fails, a target with the engine may still load."""
-        return self.nothing_loads and self.is_claim(target) and ("ANE" in self.units or not target.uses_ane)
+    @property
+    def makes_claims(self) -> bool:
+        """Does it name a chip or an OS, or did the parser refuse the model, on whatever chip?"""
+        return bool(self.chips or self.systems) or self.outcome is Outcome.REFUSED_BY_PARSER
 
-    def rule(self, is_claim: bool, prevents_loading: bool) -> Rule:
-        """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads."""
-        families = frozenset(CHIPS[name].family for name in self.chips)
+    def rule(self, target: Target) -> Rule:
+        """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads.
+
+        If the GPU alone fails, a target with the engine may still load. Then the load may fail, as that of a
+        model which needs too much memory, and the finding is of that kind.
+        """
+        families, is_claim = frozenset(CHIPS[name].family for name in self.chips), self.is_claim(target)
+        another_unit = self.outcome is Outcome.UNIT_FAILED or (target.uses_ane and "ANE" not in self.units)
         return general(
             self.id if is_claim else f"{self.id}-elsewhere",
             self.what,
             self.source,
-            kind=KIND if prevents_loading else "memory",
+            kind="memory" if another_unit or not is_claim else KIND,
             grade=Grade.REPORTED if is_claim else Grade.GUESS,
             scope=Scope(families if is_claim else frozenset(), f"seen on {self.seen}"),
             remedy=self.remedy,
@@ -203,12 +215,12 @@ NEAREST = names("upsample_nearest_neighbor resize_nearest_neighbor")
 
 
 def _nearest_beside_pool(ops: list[Operation]) -> str:
-    """Find nearest upsamplings by 8 in a function with max pools of 8x8."""
-    pools = [
-        op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [POOL_FACTOR, POOL_FACTOR]
-    ]
+    """Find nearest upsamplings by a factor in a function with max pools of that size."""
+    n = POOL_FACTOR
+    pools = [op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [n, n]]
     large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
-    return f"{_counted(large, 'nearest upsampling* by 8')}, beside max pools of 8x8" if pools and large else ""
+    words = _counted(large, f"nearest upsampling* by {n}")
+    return f"{words}, beside max pools of {n}x{n}" if pools and large else ""
 
 
 def _upsamples_by_factor(op: Operation) -> bool:
@@ -229,9 +241,7 @@ def _written_caches(ops: list[Operation]) -> str:
 
 
 def _writes_cache(op: Operation) -> bool:
-    data = op.data
-    while data.op is not None and data.op.op_type in CARRIERS:
-        data = data.op.x
+    data = value_before(op.data)
     return data.op is None or data.op.op_type == "read_state"
 
 
@@ -292,12 +302,9 @@ def _recurrent(ops: list[Operation]) -> str:
 
 def _raised_numbers(ops: list[Operation]) -> str:
     """Find outputs that are a computed number, given an axis."""
-    raised = [
-        op for op in ops if op.op_type in ("expand_dims", "reshape") and op.x.rank == 0 and op.x.op is not None
-    ]
-    return _counted(
-        (op.outputs[0].name for op in raised if is_output(op.outputs[0])), "output* made of a number"
-    )
+    reshapes = [op for op in ops if op.op_type in ("expand_dims", "reshape") and is_output(op.outputs[0])]
+    raised = (op.outputs[0].name for op in reshapes if op.x.rank == 0 and op.x.op is not None)
+    return _counted(raised, "output* made of a number")
 
 
 def _vector_products(ops: list[Operation]) -> str:
@@ -321,17 +328,11 @@ def _masked_means(ops: list[Operation]) -> str:
     """Find means by a mask over an axis whose length varies: a sum is divided by the sum of the mask."""
     quotients = []
     for op in (op for op in ops if op.op_type == "real_div"):
-        total, count = producer(op.x, "reduce_sum"), op.y
-        while (guard := producer(count, *GUARDS)) is not None:
-            count = guard.x
-        if total is not None and producer(count, "reduce_sum") is not None and _varies(total):
+        total, count = producer(op.x, "reduce_sum"), producer(value_before(op.y, GUARDS), "reduce_sum")
+        lengths = () if total is None or count is None else [total.x.shape[axis] for axis in axes_of(total)]
+        if any(map(is_symbolic, lengths)):
             quotients.append(op.outputs[0].name)
     return _counted(quotients, "mean* by a mask over a length that varies")
-
-
-def _varies(reduction: Operation) -> bool:
-    """Is the length of a reduced axis symbolic?"""
-    return any(is_symbolic(reduction.x.shape[axis]) for axis in axes_of(reduction))
 
 
 PARTS = names("cast identity slice_by_index split squeeze")
@@ -340,18 +341,16 @@ PARTS = names("cast identity slice_by_index split squeeze")
 
 def _places(ops: list[Operation]) -> str:
     """Find places along one axis, with a length that depends on the input; a list of all places has two."""
-    found = []
+    values = []
     for op in ops:
         if (
             op.op_type in ("squeeze", "slice_by_index")
             and op.outputs[0].rank == 1
             and is_symbolic(op.outputs[0].shape[0])
         ):
-            listed = op.x
-            while (part := producer(listed, *PARTS)) is not None:
-                listed = part.x
-            found += [op.outputs[0].name] * (producer(listed, "non_zero") is not None)
-    return _counted(found, "list* of places along one axis")
+            listed = producer(value_before(op.x, PARTS), "non_zero")
+            values += [op.outputs[0].name] * (listed is not None)
+    return _counted(values, "list* of places along one axis")
 
 
 LEAST_SCALES = 1024
@@ -410,8 +409,7 @@ REPORTS = (
         form=_edges_before_last_two,
         advice="pad with slices and a concat, or move each axis to the end, pad it and move it back",
         remedy="reflect_pad_slices",
-        nothing_loads=True,
-        refused_by_parser=True,
+        outcome=Outcome.REFUSED_BY_PARSER,
     ),
     LoadReport(
         "refused-number-output",
@@ -423,7 +421,7 @@ REPORTS = (
         form=_raised_numbers,
         advice="take the mean so that an axis of length 1 stays, as in mean(dim=(1, 2)), or drop the output",
         systems=(("macOS", 14),),
-        nothing_loads=True,
+        outcome=Outcome.FAILED_EVERYWHERE,
     ),
     LoadReport(
         "crash-vector-product",
@@ -435,7 +433,7 @@ REPORTS = (
         form=_vector_products,
         advice="make the vector a row (expand_dims) before the product, and squeeze its result",
         systems=(("macOS", 14),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-int8-gpu",
@@ -448,7 +446,7 @@ REPORTS = (
         advice="ask for CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
         chips=("M4",),
         loaded_on=(("macOS", 26),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-palette-scale",
@@ -462,7 +460,7 @@ REPORTS = (
         chips=("M4",),
         systems=(("macOS", 26),),
         remedy="fold_palette_scales",
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "hang-nearest-pool",
@@ -549,7 +547,7 @@ REPORTS = (
         advice="ask for CPU_AND_NE, or use scaled_dot_product_attention",
         chips=("M5",),
         systems=(("macOS", 26),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-recurrent-gpu",
@@ -600,7 +598,7 @@ REPORTS = (
         advice="fix the sizes, or ask for iOS 16",
         systems=(("iOS", 15),),
         remedy="fix_shapes",
-        nothing_loads=True,
+        outcome=Outcome.FAILED_EVERYWHERE,
         common=True,
         of_varying_sizes=True,
     ),
@@ -619,24 +617,21 @@ REPORTS = (
 )
 
 
-def of_function(function: Function, target: Target, as_given: Function | None = None) -> Iterator[Finding]:
+def of_function(function: Function, target: Target, before_fixing: Function | None = None) -> Iterator[Finding]:
     """Yield a claim or a warning for each report whose form a function has.
 
     Args:
         function: with sizes that are fixed.
         target: chips, OS and compute units.
-        as_given: the function before its sizes were fixed; the same function by default.
+        before_fixing: the function before its sizes were fixed; the same function by default.
     """
-    fixed, varying = (
-        [op for op in walk_ops(f) if op.op_type != "const"] for f in (function, as_given or function)
-    )
+    functions = (function, before_fixing or function)
+    fixed, varying = ([op for op in walk_ops(f) if op.op_type != "const"] for f in functions)
     for report in REPORTS:
         is_claim = report.is_claim(target)
         is_asked = report.is_relevant(target) and (is_claim or not report.common)
         words = report.form(varying if report.of_varying_sizes else fixed) if is_asked else ""
         if not words:
             continue
-        how = "abort" if report.nothing_loads and is_claim else "fail"
-        how = "be refused by Core ML" if report.refused_by_parser else how
-        message = f"reported to {how}: {words} ({report.seen})"
-        yield report.rule(is_claim, report.prevents_loading(target)).finding(message)
+        outcome = report.outcome if is_claim else Outcome.UNIT_FAILED
+        yield report.rule(target).finding(f"reported to {outcome.value}: {words} ({report.seen})")

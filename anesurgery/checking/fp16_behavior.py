@@ -9,7 +9,7 @@ numbers, where the old side keeps them, is wrong.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -65,15 +65,8 @@ class Fp16Behavior:
     """The first magnitude, from ordinary numbers on, at which it loses digits."""
     error_on_ordinary: float = 0.0
     """Its error on ordinary numbers, as a share of the largest; 0 if it loses nothing there."""
-    numbers: Numbers = field(default_factory=dict)
-    """Ordinary inputs on which it loses digits."""
-    pairs: Pairs = field(default_factory=list)
-    """The results of both sides on these."""
-
-    @property
-    def example(self) -> str:
-        """Ordinary inputs on which it loses digits, as Python; "" if it does not."""
-        return f"# in fp16\n{written(self.numbers, self.pairs)}" if self.error_on_ordinary else ""
+    example: str = ""
+    """Ordinary inputs on which it loses digits, as Python; "" if it does not."""
 
 
 def fp16_behavior(sides: BothSides, drawing: Drawing, seed: int, promise: Promise) -> Fp16Behavior:
@@ -114,7 +107,8 @@ def _after_run(
         return behavior
     if magnitude > ORDINARY_MAGNITUDE:
         return replace(behavior, loses_digits_at=magnitude)
-    return replace(behavior, loses_digits_at=magnitude, error_on_ordinary=error, numbers=numbers, pairs=pairs)
+    example = f"# in fp16\n{written(numbers, pairs)}"
+    return replace(behavior, loses_digits_at=magnitude, error_on_ordinary=error, example=example)
 
 
 def _error_of_new_side(sides: BothSides, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:

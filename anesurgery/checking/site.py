@@ -52,7 +52,7 @@ from anesurgery.checking.numbers import (
     shrunk,
 )
 from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, Proof, StandIns, prove, prove_for_any_weights
-from anesurgery.checking.trial_lengths import lengths_to_try, shortest_and_longest
+from anesurgery.checking.trial_lengths import lengths_to_try
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
 from anesurgery.interpret.table import Unsupported
@@ -119,17 +119,15 @@ def check_site(
     request = _Request(site, sample, seed, promise, declared)
     if (proof := _proof_for_any_weights(request, earlier)) is not None:
         return proof
-    result = _check_or_earlier_one(request, earlier.results)
+    result = _check_or_earlier_one(request, earlier)
     if isinstance(result, SiteCheck) and result.ranged and (violation := range_violation(site, seed)):
         return replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
     return result
 
 
-def _check_or_earlier_one(
-    request: _Request, results: dict[Hashable, SiteCheck | Refusal]
-) -> SiteCheck | Refusal:
+def _check_or_earlier_one(request: _Request, earlier: EarlierChecks) -> SiteCheck | Refusal:
     """Return the check of the edit, or that of an earlier edit that is the same computation."""
-    site, promise = request.site, request.promise
+    site, promise, results = request.site, request.promise, earlier.results
     limits = tuple((type(limit), limit) for limit in map(promise.limits.get, site.drawn))
     key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _input_facts(request), limits)
     if key not in results:
@@ -182,24 +180,15 @@ def _proof_for_any_weights(request: _Request, earlier: EarlierChecks) -> SiteChe
 def _freeing_memory(site: Site) -> Iterator[None]:
     """Within the context, the check of a large edit runs; its memory is given back afterwards."""
     yield
-    results = (v for op in site.ops for v in op.outputs)
-    values = (v for v in results if types.is_tensor(v.sym_type))
+    values = (v for op in site.ops for v in op.outputs if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
         trim_heap()
 
 
 def _bitwise_check(proof: Proof, seed: int) -> SiteCheck:
     """Return the result of a proof bit for bit."""
-    return SiteCheck(
-        max_abs=0.0,
-        max_rel=0.0,
-        values=proof.elements,
-        grade=Grade.BITS,
-        bound=proof.bound,
-        seed=seed,
-        finite_only=proof.finite_only,
-        ranged=proof.ranged,
-    )
+    check = SiteCheck(max_abs=0.0, max_rel=0.0, values=proof.elements, grade=Grade.BITS, bound=proof.bound)
+    return replace(check, seed=seed, finite_only=proof.finite_only, ranged=proof.ranged)
 
 
 def _input_facts(request: _Request) -> Hashable:
@@ -241,8 +230,8 @@ def _check_at_all_lengths(request: _Request) -> SiteCheck | Refusal:
     if checks.weakest is None:
         assert checks.first_error is not None
         raise checks.first_error
-    tried = shortest_and_longest(checks.compared_at)
-    return checks.weakest.on_lengths(*tried, plan.gap) if plan.gap else checks.weakest
+    compared = [n for lengths in checks.compared_at for n in lengths.values()]
+    return checks.weakest.on_lengths(min(compared), max(compared), plan.gap) if plan.gap else checks.weakest
 
 
 @dataclass

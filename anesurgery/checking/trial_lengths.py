@@ -77,12 +77,6 @@ def apart_lengths(symbols: Iterable[Any]) -> Lengths:
     return dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
 
 
-def shortest_and_longest(lengths: Iterable[Lengths]) -> tuple[int, int]:
-    """Return the least and the largest of some lengths."""
-    numbers = [n for by_symbol in lengths for n in by_symbol.values()]
-    return min(numbers, default=SYMBOL_LENGTH), max(numbers, default=SYMBOL_LENGTH)
-
-
 def lengths_to_try(
     inputs: Iterable[Var],
     sides: Sequence[Sequence[Operation]],

@@ -89,8 +89,7 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
         judged = without_losses_of_digits(start, end, trials, Outputs.of(start, session, gate))
         search.results.notes += judged.notes
         end, less_exact = judged.end, judged.losses
-    if search.searching_step is not None:
-        end = _with_last_steps(search, search.searching_step, end)
+    end = _with_last_steps(search, end)
     if end is not composer.end:  # a new one, since the gain and the report that it keeps depend on the end
         composer = replace(composer, end=end, less_exact=less_exact)
     if session.samples or repairing:
@@ -98,9 +97,14 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     return composer.chosen()
 
 
-def _with_last_steps(search: Search, searching_step: Searching, end: Trial) -> Trial:
+def _with_last_steps(search: Search, end: Trial) -> Trial:
     """Return the trial after the steps that are needed after a search; note in `search` why they are."""
-    for step, why in searching_step.last(end.subject, search.tried.session):
+    last = (
+        search.searching_step.last(end.subject, search.tried.session)
+        if search.searching_step is not None
+        else ()
+    )
+    for step, why in last:
         search.required[step] = why
         new = search.tried.after(end, step)
         if isinstance(new, Trial):

@@ -181,14 +181,14 @@ class LoadReport:
         )
 
 
-def _counted(value_names: Iterable[str], what: str) -> str:
-    """Return words such as "2 pads of an axis, first %y" for names of values; "" for none.
+def _counted(ops: Iterable[Operation], what: str) -> str:
+    """Return words such as "2 pads of an axis, first %y" for ops with the result %y; "" for none.
 
     Args:
-        value_names: the names.
+        ops: the ops.
         what: the words for one, with a star where several have an s: "pad* of an axis".
     """
-    different = list(dict.fromkeys(value_names))
+    different = list(dict.fromkeys(op.outputs[0].name for op in ops))
     words = what.replace("*", "s" * (len(different) > 1))
     return f"{len(different)} {words}, first %{different[0]}" if different else ""
 
@@ -197,15 +197,15 @@ def _int8_weights(ops: list[Operation]) -> str:
     """Find weights of 8 bits with scales."""
     data = {"constexpr_affine_dequantize": "quantized_data", "constexpr_blockwise_shift_scale": "data"}
     stored = ((op, op.inputs[data[op.op_type]]) for op in ops if op.op_type in data)
-    int8 = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
+    int8 = (op for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
     return _counted(int8, "weight* of 8 bits")
 
 
 def _scaled_palettes(ops: list[Operation]) -> str:
     """Find palettes with scales, either of the tables or of the looked-up weights."""
     lookup, scale = "constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"
-    tables = [op.outputs[0].name for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
-    after = [op.outputs[0].name for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
+    tables = [op for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
+    after = [op for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
     return _counted([*tables, *after], "palette* with scales")
 
 
@@ -218,7 +218,7 @@ def _nearest_beside_pool(ops: list[Operation]) -> str:
     """Find nearest upsamplings by a factor in a function with max pools of that size."""
     n = POOL_FACTOR
     pools = [op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [n, n]]
-    large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
+    large = [op for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
     words = _counted(large, f"nearest upsampling* by {n}")
     return f"{words}, beside max pools of {n}x{n}" if pools and large else ""
 
@@ -237,7 +237,7 @@ SCATTERS = names("scatter scatter_along_axis scatter_nd")
 def _written_caches(ops: list[Operation]) -> str:
     """Find scatters into an input or a state: a cache."""
     into = [op for op in ops if op.op_type in SCATTERS and _writes_cache(op)]
-    return _counted((op.outputs[0].name for op in into), "cache* written by scatter")
+    return _counted(into, "cache* written by scatter")
 
 
 def _writes_cache(op: Operation) -> bool:
@@ -247,30 +247,30 @@ def _writes_cache(op: Operation) -> bool:
 
 def _repeated_heads(ops: list[Operation]) -> str:
     """Find keys or values of rank 5 that are repeated for the heads of a group."""
-    tiles = [op.outputs[0] for op in ops if op.op_type == "tile" and op.x.rank == 5]
-    read = [v.name for v in tiles if any(reader.op_type in ATTENTION for reader in readers_after(v))]
+    tiles = [op for op in ops if op.op_type == "tile" and op.x.rank == 5]
+    read = (op for op in tiles if any(r.op_type in ATTENTION for r in readers_after(op.outputs[0])))
     return _counted(read, "value* of five axes, repeated for the heads of a group")
 
 
 def _unread_writes(ops: list[Operation]) -> str:
     """Find writes of a state whose result nothing reads: the op gives what the state holds then."""
-    writes = (op.outputs[0] for op in ops if op.op_type == "coreml_update_state")
-    unread = [var.name for var in writes if not consumers(var) and not is_output(var)]
+    writes = (op for op in ops if op.op_type == "coreml_update_state")
+    unread = (op for op in writes if not consumers(op.outputs[0]) and not is_output(op.outputs[0]))
     return _counted(unread, "write* of a state that nothing reads")
 
 
 def _wide_attentions(ops: list[Operation]) -> str:
     """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
-    wide = [op.outputs[0].name for op in fused if wide_attention(op)]
+    wide = [op for op in fused if wide_attention(op)]
     return _counted(wide, f"fused attention* with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
 
 
 def _flat_attentions(ops: list[Operation]) -> str:
     """Find attention on values of rank 3, where batch and heads share one axis."""
     products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
-    weights = [v for op in products if (v := op.x).op is not None and v.op.op_type == "softmax"]
-    return _counted((v.name for v in weights), "attention* of three axes")
+    weights = (softmax for op in products if (softmax := producer(op.x, "softmax")) is not None)
+    return _counted(weights, "attention* of three axes")
 
 
 def _transposed_weights(ops: list[Operation]) -> str:
@@ -281,7 +281,7 @@ def _transposed_weights(ops: list[Operation]) -> str:
         untransposed = op.y if op.transpose_y.val else None
         weights = untransposed if transpose is None else transpose.x
         if producer(weights, "softmax") is not None:
-            products.append(op.outputs[0].name)
+            products.append(op)
     return _counted(products, "product* of values with transposed attention weights")
 
 
@@ -289,7 +289,7 @@ def _edges_before_last_two(ops: list[Operation]) -> str:
     """Find edges that are mirrored or repeated along an axis before the last two."""
     pads = (op for op in ops if op.op_type == "pad" and constant(op.mode) in ("reflect", "replicate"))
     refused = (op for op in pads if any(constant(op.pad)[:-4]))  # two amounts for each axis, the last axis last
-    return _counted((op.outputs[0].name for op in refused), "pad* of an axis before the last two")
+    return _counted(refused, "pad* of an axis before the last two")
 
 
 RECURRENT = names("lstm gru rnn")
@@ -297,27 +297,27 @@ RECURRENT = names("lstm gru rnn")
 
 def _recurrent(ops: list[Operation]) -> str:
     """Find recurrent ops."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent op*")
+    return _counted((op for op in ops if op.op_type in RECURRENT), "recurrent op*")
 
 
 def _raised_numbers(ops: list[Operation]) -> str:
     """Find outputs that are a computed number, given an axis."""
     reshapes = [op for op in ops if op.op_type in ("expand_dims", "reshape") and is_output(op.outputs[0])]
-    raised = (op.outputs[0].name for op in reshapes if op.x.rank == 0 and op.x.op is not None)
+    raised = (op for op in reshapes if op.x.rank == 0 and op.x.op is not None)
     return _counted(raised, "output* made of a number")
 
 
 def _vector_products(ops: list[Operation]) -> str:
     """Find products of a vector and a batch of matrices."""
     products = [op for op in ops if op.op_type == "matmul" and min(op.x.rank, op.y.rank) == 1]
-    batched = (op.outputs[0].name for op in products if max(op.x.rank, op.y.rank) > 2)
+    batched = (op for op in products if max(op.x.rank, op.y.rank) > 2)
     return _counted(batched, "product* of a vector and a batch")
 
 
 def _varying_means(ops: list[Operation]) -> str:
     """Find means of values whose sizes vary."""
     means = [op for op in ops if op.op_type == "reduce_mean" and any(map(is_symbolic, op.x.shape))]
-    return _counted((op.outputs[0].name for op in means), "mean* of values whose sizes vary")
+    return _counted(means, "mean* of values whose sizes vary")
 
 
 GUARDS = MOVING | names("clip maximum add cast")
@@ -331,7 +331,7 @@ def _masked_means(ops: list[Operation]) -> str:
         total, count = producer(op.x, "reduce_sum"), producer(value_before(op.y, GUARDS), "reduce_sum")
         lengths = () if total is None or count is None else [total.x.shape[axis] for axis in axes_of(total)]
         if any(map(is_symbolic, lengths)):
-            quotients.append(op.outputs[0].name)
+            quotients.append(op)
     return _counted(quotients, "mean* by a mask over a length that varies")
 
 
@@ -349,7 +349,7 @@ def _places(ops: list[Operation]) -> str:
             and is_symbolic(op.outputs[0].shape[0])
         ):
             listed = producer(value_before(op.x, PARTS), "non_zero")
-            values += [op.outputs[0].name] * (listed is not None)
+            values += [op] * (listed is not None)
     return _counted(values, "list* of places along one axis")
 
 
@@ -359,11 +359,9 @@ LEAST_SCALES = 1024
 
 def _scaled_between_reshapes(ops: list[Operation]) -> str:
     """Find norms whose scale or shift, of unequal numbers, stands between two reshapes."""
-    values = [op.outputs[0] for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
-    return _counted(
-        (v.name for v in values if _is_normed(v) and _ends_in_reshape(v)),
-        "scale* of a norm between two reshapes",
-    )
+    scales = [op for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
+    between = (op for op in scales if _is_normed(op.outputs[0]) and _ends_in_reshape(op.outputs[0]))
+    return _counted(between, "scale* of a norm between two reshapes")
 
 
 def _has_unequal_scales(op: Operation) -> bool:

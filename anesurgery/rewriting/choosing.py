@@ -99,11 +99,8 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
 
 def _with_last_steps(search: Search, end: Trial) -> Trial:
     """Return the trial after the steps that are needed after a search; note in `search` why they are."""
-    last = (
-        search.searching_step.last(end.subject, search.tried.session)
-        if search.searching_step is not None
-        else ()
-    )
+    searching = search.searching_step
+    last = () if searching is None else searching.last(end.subject, search.tried.session)
     for step, why in last:
         search.required[step] = why
         new = search.tried.after(end, step)

@@ -164,11 +164,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "softplus",
         "softplus",
         core_ml="is log(1 + exp(x)) everywhere",
-        torch="is x itself above its threshold",
+        torch="is x itself above its threshold, here 0.5",
         source=MIL,
         x=[1.0],
         gives=(1.3132616,),
         torch_gives=(1.0,),
     ),
 )
-"""Rows by op; `torch_gives` is PyTorch with its defaults, of softplus with threshold=0.5."""
+"""Rows by op; `torch_gives` is PyTorch with its defaults, unless `torch` says otherwise."""

@@ -155,7 +155,7 @@ def sensitivity(
         if out is not None:
             with waiting("compressing with coremltools", call.silent):
                 _write(proposal.apply(model), out, overwrite)
-    then = command("compress", model, "--bits", 4) if model else ""
+    then = command("compress", model, "--bits", 4) if model and costs.total else ""
     return Outcome(plain, shown=shown, wrote=[save, out], then=then if out is None else command("see", out))
 
 

@@ -7,6 +7,7 @@ everywhere else a `Var` is a `Var` and not `Any`.
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import sys
@@ -410,6 +411,11 @@ def constant(var: Var | None) -> Any:
     """
     op = producer(var, "const")
     return None if op is None else cast(Var, var).val
+
+
+def array_digest(array: Any) -> bytes:
+    """Return 16 bytes that are equal for arrays with equal elements in order, of one dtype and any shapes."""
+    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
 
 
 def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:

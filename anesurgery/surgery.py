@@ -307,7 +307,7 @@ def _chosen(model: Any, passes: Any, *, rescue: bool, **options: Any) -> tuple[_
         if not on_layers:
             raise
         program = error
-    if isinstance(program, tuple) and not (on_layers and job.given.was_layers):
+    if isinstance(program, tuple) and not (on_layers and job.given.was_network):
         return program
     try:
         job = _Job.of(model, on_layers, **options)
@@ -419,7 +419,7 @@ class _Job:
     @cached_property
     def counted(self) -> dict[str, int]:
         """Number of ops by type, or of layers where the file holds a neural network."""
-        return NeuralNetwork.read(self.model).op_counts if self.given.was_layers else self.given.op_counts
+        return NeuralNetwork.read(self.model).op_counts if self.given.was_network else self.given.op_counts
 
     def chosen(self, *, rescue: bool = False) -> Chosen:
         """The plan for the model; see `_chosen`."""
@@ -518,7 +518,7 @@ class _Job:
         """What was done, with what the caller should know of it."""
         plan, target = self._measured(chosen, edited, session), Target.parse(self.session.target)
         idle = (self.recipe is not None or self.plan is not None) and not session.changes
-        if idle and self.given.was_layers:  # nothing was gained by making a program of it
+        if idle and self.given.was_network:  # nothing was gained by making a program of it
             edited = self.given = NeuralNetwork.read(self.model)
         before, after = self._scores(chosen, edited, session, target)
         for words in (*session.alarms, *plan.warnings):
@@ -577,7 +577,7 @@ class _Job:
         """The scores before and after on the target; None where nobody asked, or one call became several."""
         if self.session.target is None or call_of(session.contract) is not None:
             return None, None
-        tried = chosen.start is not None and chosen.start.model is self.given and not self.given.was_layers
+        tried = chosen.start is not None and chosen.start.model is self.given and not self.given.was_network
         before = chosen.start.score_if_any if tried and chosen.start else self.given.as_given(target)
         if edited is self.given or before is None:
             return before, before

@@ -20,6 +20,7 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.reading import shape_in_words
 from anesurgery.text import INLINE, to_text
 
 
@@ -178,8 +179,7 @@ def network_text(network: Network) -> str:
 
 def _typed(network: Network, blob: str) -> str:
     shape = network.shape(blob)
-    dims = "?" if shape is None else "x".join("?" if d is None else str(d) for d in shape)
-    return f"%{blob}: {dims or 'scalar'}"
+    return f"%{blob}: {'?' if shape is None else shape_in_words(shape)}"
 
 
 def _fields(message: Any) -> list[str]:

@@ -88,13 +88,12 @@ class CausalMaskTensor(Rewrite):
             return chain
         if self.is_constant(chain):
             return an.NO_MATCH
-        chain = masks.without_leading_biases(chain)
         parts = masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
-        zeroes_first = bool(parts.dynamic_terms) and not masks.is_sum(
-            chain
-        )  # are masked scores multiplied by 0 first?
+        chain = parts.chain
+        # are masked scores multiplied by 0 first?
+        zeroes_first = bool(parts.dynamic_terms) and not masks.is_sum(chain)
         if parts.keep.all() or self.is_written(chain, parts, zeroes_first):
             return an.NO_MATCH
         if zeroes_first and parts.conditions:

@@ -24,9 +24,9 @@ transposed back.
 Refuses when the slice has a stride, and when intervals show that the value stays below 4094. A slice that
 begins at 0, and one of a tensor with one axis, is left as it is.
 
-Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes from 4095 on infinite
-(measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a split after
-the first. The rewrite costs two transposes, one more for each part, whose time was not measured.
+Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes of 4095 or more
+infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a
+split after the first. The rewrite costs two transposes, one more for each part, whose time was not measured.
 
 Grade: bit for bit.
 """

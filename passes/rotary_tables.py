@@ -14,9 +14,9 @@ positions are computed, or read elsewhere.
 
 Why it helps: sines and cosines are not on the engine before A17 and M3 (tables of the compiler, reported);
 rotary positions belong in constants or inputs (Apple, for Core AI); fp16 counts exactly up to 2048 only. Slices
-of the last axis that begin within it turned numbers from 4095 on into infinity on M1 and M2, and their concat
-gave wrong elements on M2 (measured, by the compiler and not through Core ML: sbryngelson/ane-guide). What the
-products cost was not measured, so recipes use it only on request.
+of the last axis that begin within it turned numbers of 4095 or more into infinity on M1 and M2, and their
+concat gave wrong elements on M2 (measured, by the compiler and not through Core ML: sbryngelson/ane-guide).
+What the products cost was not measured, so recipes use it only on request.
 
 Grade: checked: a table holds what the interpreter computed.
 """

@@ -112,7 +112,7 @@ class SelectLastToken(Rewrite):
             return an.NO_MATCH  # such a model gives one position only, or another output is meant
         tail = row_tails.Tail(value, 1, ())
         if alone:
-            head_follows = row_tails.leads_to_weights(m.root.outputs[0])
+            head_follows = _leads_to_weights(m.root.outputs[0])
             earlier = row_tails.row_tail(value, 1, deep=self.depth == "block", head_follows=head_follows)
             tail = earlier if isinstance(earlier, row_tails.Tail) else tail
         # Moving the selection gains nothing if only views lie between.
@@ -182,6 +182,20 @@ class SelectLastToken(Rewrite):
         if source.rank == 3:
             one_hot = mb.expand_dims(x=one_hot, axes=[1])
         return mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
+
+
+def _leads_to_weights(value: Var) -> bool:
+    """Does a product with stored weights depend on a value?"""
+    seen: set[an.Operation] = set()
+    queue = an.consumers(value)
+    while queue:
+        op = queue.pop()
+        if op.op_type in an.ops.WEIGHTED:
+            return True
+        if op not in seen:
+            seen.add(op)
+            queue += [reader for v in op.outputs for reader in an.consumers(v)]
+    return False
 
 
 def _last_row(mb: Builder, value: Var, axis: int) -> Var:

@@ -24,8 +24,8 @@ A softmax does not change when the same number is subtracted from all scores of 
 Refuses when intervals show that the scores do not overflow. If the range of the values is unknown and the
 factor is at most 32, it refuses too: such values are assumed to be at most 2048, as elsewhere.
 
-Why it helps: `1000 x` overflows in fp16 from 66 on, and the softmax of a row with two infinities is NaN
-(computed). The pass adds two ops; what they cost in time was not measured.
+Why it helps: `1000 x` overflows in fp16 if `x` is 66 or more, and the softmax of a row with two infinities is
+NaN (computed). The pass adds two ops; what they cost in time was not measured.
 
 Grade: checked: a softmax leaves the field no sharp bound.
 """

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing
+from anesurgery.checking.grades import Promise, UpperLimit
 from anesurgery.checking.lengths import drawn_shape, symbols_of, with_rows
 from anesurgery.checking.numbers import Numbers, as_tensor
 from anesurgery.errors import InterpretError
@@ -336,3 +337,18 @@ def _numbers_of_form(form: str, shape: tuple[int, ...], rng: np.random.Generator
     at = np.arange(kept), rng.integers(rows.shape[1], size=kept)
     alone[at] = rows[at]
     return alone.reshape(shape)
+
+
+def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
+    """Return float inputs -> the largest magnitude that the pass promises, where their dtype holds more."""
+    if promise.magnitude == np.inf and not promise.limits:
+        return {}
+    floats = [v for v in site.drawn if np_dtype(v).kind == "f"]
+    magnitudes = {v: promise.limits.get(v, promise.magnitude) for v in floats}
+    return {v: most for v, most in magnitudes.items() if most < np.finfo(np_dtype(v)).max}
+
+
+def lies_within(var: Var, most: float) -> bool:
+    """Return whether the interval analysis shows that no element of a value exceeds a magnitude."""
+    low, high = stored_interval(var)
+    return high <= most and (isinstance(most, UpperLimit) or -most <= low)

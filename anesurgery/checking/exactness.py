@@ -361,7 +361,7 @@ class Yardstick:
         seed: the seed of the first set of inputs that is drawn.
         seeds: how many sets are drawn.
         most_flop: a program of more is not measured.
-        flat: numbers that `undefined` puts into all inputs, one after the other.
+        constant_inputs: numbers that `undefined` puts into all inputs, one after the other.
     """
 
     program: Program
@@ -371,7 +371,7 @@ class Yardstick:
     seed: int = 0
     seeds: int = SEEDS
     most_flop: float = MOST_FLOP
-    flat: Sequence[float] = ()
+    constant_inputs: Sequence[float] = ()
     meant: dict[Sample, Values] = field(default_factory=dict)
     """What the program means on each set of inputs that was needed so far."""
     places: dict[Sample, _ChosenIndices] = field(default_factory=dict)
@@ -390,7 +390,7 @@ class Yardstick:
         }
 
     def undefined(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> int:
-        """Return for how many numbers of `flat`, put everywhere into the inputs, an fp16 output is not finite.
+        """Return for how many `constant_inputs` an fp16 output is not finite.
 
         Masks hold 0 and 1, which are hardly ever drawn, and an infinite constant times 0 is NaN. The fp32
         result is no measure there, as it may be NaN itself. A model that cannot be run on them counts as 0.
@@ -404,8 +404,8 @@ class Yardstick:
         half: Any = as_half(program)
         first_sets = [(name, values) for (name, i), values in self.samples.items() if i == 0]
         undefined = 0
-        for (name, values), flat in itertools.product(first_sets, self.flat):
-            sample = adapt_inputs(contract, {n: np.full_like(v, flat) for n, v in values.items()})
+        for (name, values), everywhere in itertools.product(first_sets, self.constant_inputs):
+            sample = adapt_inputs(contract, {n: np.full_like(v, everywhere) for n, v in values.items()})
             try:
                 outputs = run(program, sample, precision=half, function=name)
             except InterpretError:

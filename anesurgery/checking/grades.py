@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
 from anesurgery.display import finite
 from anesurgery.doors import check_fields
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import Refusal, SurgeryError
 
 
 class Grade(IntEnum):
@@ -166,6 +166,17 @@ class SiteCheck:
     def within(self, tolerance: Tolerance) -> bool:
         """Return whether the difference is within a tolerance."""
         return tolerance.allows(self.max_abs, self.max_rel)
+
+
+@dataclass
+class EarlierChecks:
+    """The checks of one pass, each by the fingerprint of its edit: the same computation is checked once."""
+
+    results: dict[Hashable, SiteCheck | Refusal] = field(default_factory=dict)
+    proofs: dict[Hashable, SiteCheck | None] = field(default_factory=dict)
+    """The proofs of edits with any weights; None where there is none."""
+    shapes: set[Hashable] = field(default_factory=set)
+    """The edits with very many weights, whatever these are."""
 
 
 def length_words(lengths: Sequence[int]) -> str:

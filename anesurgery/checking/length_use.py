@@ -22,17 +22,19 @@ constants, and of these with the constants that are added. No lengths that decid
 * *scaled*: numbers are multiplied or divided before they are compared; a length plus itself is twice as long;
 * *joint*: several lengths are compared with each other;
 * *other tables*: one length looks up one row of a table that the other side has not.
+
+Each set of ops says whether it is safe to forget one. Without a safe one the length counts for more than it is,
+so more lengths are tried; without an unsafe one it counts for less, and a proof may be wrong.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -44,6 +46,7 @@ from anesurgery.mil import (
     Operation,
     Var,
     any_symbolic,
+    array_digest,
     constant,
     is_stored,
     is_symbolic,
@@ -67,56 +70,6 @@ from anesurgery.ops import (
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
-
-# Not safe to forget: what is missing here counts for less than it is, and a proof may be wrong.
-CONVOLUTIONS = names("conv conv_transpose")
-"""Ops whose kernels reach over several places."""
-SHAPE_OPS = names("shape fill_like")
-"""Ops that make numbers, or constants, of a shape alone."""
-SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
-"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
-TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
-"""Ops that turn where a number that they read meets another one."""
-OFFSET_OPS = names("add sub range_1d")
-"""Ops whose constants are added to a number."""
-PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
-"""Ops with a parameter that has a number, or two, for each axis."""
-TABLE_OPS = LOOKUPS | PER_AXIS_OPS
-"""Ops that look up numbers of their parameter `x`."""
-STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
-"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
-
-# Safe to forget: an op that is missing here makes numbers, and scales them; a parameter holds constants to try.
-WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
-"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
-LOCAL_OPS = CONVOLUTIONS | names(
-    "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape "
-    "depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"
-)
-"""Ops whose constants say which places along an axis they read or make."""
-SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
-"""Ops through which lengths go from a shape to a reshape."""
-ADDING_OPS = (SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS) | names(
-    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs "
-    "band_part one_hot reverse gather_along_axis gather_nd pad"
-)
-"""Ops whose constants are at most added to the lengths that are in their results."""
-ANGLE_OPS = names("cos sin")
-"""Ops of whose results nothing tells a length."""
-SMOOTH_OPS = ANGLE_OPS | names(
-    "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze matmul linear"
-)
-"""Ops that do the same whatever number they read."""
-AXIS_PARAMETERS = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
-"""Parameters of integers that no place along an axis meets."""
-COUNT_PARAMETERS = names("shape size end")
-"""Parameters by which a length says how many, not which ones."""
-WEIGHT_PARAMETERS = names(
-    "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
-)
-"""Parameters whose numbers no place and no length meets."""
-SMALL_CONSTANT = 64
-"""Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
 
 
 class Use(IntEnum):
@@ -150,18 +103,10 @@ class LengthUse:
     other_tables: bool = False
     """Whether one side looks up a row of a table by length that the other side does not have."""
 
-
-class _NumberFromLengths(NamedTuple):
-    """How a value is computed from lengths."""
-
-    scaled: bool
-    """Whether a length was multiplied."""
-    times: Mapping[Any, tuple[float, float]]
-    """Size -> how often it is contained in the value, at least and at most."""
-
-
-LengthNumbers = dict[Var, _NumberFromLengths]
-"""Values computed from lengths and constants only."""
+    def renamed(self, symbols: Mapping[Any, Any]) -> LengthUse:
+        """Return the use with other symbols in its sizes: old symbol -> new symbol."""
+        sizes, compared = ({d.subs(symbols): None for d in kind} for kind in (self.sizes, self.compared))
+        return replace(self, sizes=tuple(sizes), compared=tuple(compared))
 
 
 def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
@@ -177,7 +122,7 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
         return LengthUse()
     numbers = _numbers_from_lengths(computed)
     if numbers and _only_shapes(computed, numbers, results):
-        computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
+        computed, numbers = [op for op in computed if not _makes_number(op, numbers)], {}
     other_ops = [op for op in computed if not _is_alike(op)]
     if not other_ops:
         return LengthUse()
@@ -187,10 +132,8 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     period = math.lcm(*(math.prod(_period(op) for op in ops if op in other_ops) for ops in by_side))
     used = [v for op in other_ops for v in (*reads(op), *op.outputs)]
     compared = [_compared_sizes(op, numbers) for op in computed]
-    offsets = [
-        Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in by_side
-    ]
-    # one place after all strides is `period` places of the axis, so the reach grows with it
+    offsets = [Counter(n for op in ops if _makes_number(op, numbers) for n in _offsets(op)) for ops in by_side]
+    # behind a stride of 2, a kernel of 3 reaches over 6 places of the axis: `period` places for each of its own
     return LengthUse(
         kind=kind,
         constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
@@ -211,9 +154,42 @@ def _is_dynamic(op: Operation) -> bool:
     return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
 
-def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
+# Numbers that are computed from lengths.
+
+SHAPE_OPS = names("shape fill_like")
+"""Ops that make numbers, or constants, of a shape alone. Not safe to forget."""
+SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
+"""Ops through which lengths go from a shape to a reshape. Safe to forget."""
+ADDING_OPS = (SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS) | names(
+    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs "
+    "band_part one_hot reverse gather_along_axis gather_nd pad"
+)
+"""Ops whose constants are at most added to the lengths that are in their results. Safe to forget."""
+ANGLE_OPS = names("cos sin")
+"""Ops of whose results nothing tells a length. Safe to forget."""
+
+
+class _Number(NamedTuple):
+    """How a value is computed from lengths."""
+
+    scaled: bool
+    """Whether a length was multiplied, or is contained more than once: s + s is twice as long."""
+    times: Mapping[Any, tuple[float, float]]
+    """Size -> how often it is contained in the value, at least and at most."""
+
+
+Numbers = dict[Var, _Number]
+"""The values that are computed from lengths and constants only."""
+
+
+def _makes_number(op: Operation, numbers: Numbers) -> bool:
+    """Return whether an op computes a number of lengths."""
+    return any(v in numbers for v in op.outputs)
+
+
+def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
     """Return the values that are computed from lengths and constants only."""
-    numbers: LengthNumbers = {}
+    numbers: Numbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
         of_shape = op.op_type in SHAPE_OPS and any(any_symbolic(sizes_of(v)) for v in read[:1])
@@ -221,7 +197,7 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
         if op.op_type in ANGLE_OPS or not (counts or (read and all(v in numbers for v in read))):
             continue
         if op.op_type in COMPARISONS | LOGICAL:
-            numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(False, {}))
+            numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
             continue
         times = _times_contained(op, read, numbers, counts=counts)
         scaled = (
@@ -230,12 +206,12 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> LengthNumbers:
             or any(v in numbers and numbers[v].scaled for v in read)
             or any(max(-low, high) > 1 for low, high in times.values())
         )
-        numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(scaled, times))
+        numbers |= dict.fromkeys(op.outputs, _Number(scaled, times))
     return numbers
 
 
 def _times_contained(
-    op: Operation, read: Sequence[Var], numbers: LengthNumbers, *, counts: bool
+    op: Operation, read: Sequence[Var], numbers: Numbers, *, counts: bool
 ) -> Mapping[Any, tuple[float, float]]:
     """Return how often each size is contained in what an op computes from numbers: (at least, at most).
 
@@ -243,76 +219,107 @@ def _times_contained(
     """
     symbolic = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
     if symbolic and op.outputs[0].rank == 0 and symbolic[0].is_Symbol:
-        return {symbolic[0]: (1, 1)}
-    if symbolic or counts:
+        return {symbolic[0]: (1, 1)}  # coremltools says that the value is this length
+    if symbolic or counts:  # several sizes, one of which each element may be; or a count of up to a size
         return dict.fromkeys(symbolic or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
-    operand_times: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
-    sizes = {d for times in operand_times.values() for d in times}
-    x, y = (operand_times.get(op.inputs.get(name), {}) for name in ("x", "y"))
-    if op.op_type == "sub":  # x - y is x + (-y)
-        y = {d: (-most, -least) for d, (least, most) in y.items()}
+    of_operand: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
+    sizes = {d for times in of_operand.values() for d in times}
     if op.op_type in ("add", "sub"):
+        x, y = (of_operand.get(op.inputs.get(name), {}) for name in ("x", "y"))
+        if op.op_type == "sub":  # x - y is x + (-y)
+            y = {d: (-most, -least) for d, (least, most) in y.items()}
         pairs = {d: (x.get(d, (0, 0)), y.get(d, (0, 0))) for d in sizes}
         return {d: (low_x + low_y, high_x + high_y) for d, ((low_x, high_x), (low_y, high_y)) in pairs.items()}
-    ends = {d: [0, *(end for times in operand_times.values() for end in times.get(d, ()))] for d in sizes}
+    # each element of any other result comes from one operand, or from none
+    ends = {d: [0, *(end for times in of_operand.values() for end in times.get(d, ()))] for d in sizes}
     return {d: (min(of_size), max(of_size)) for d, of_size in ends.items()}
+
+
+SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
+"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts.
+Not safe to forget."""
+
+
+def _sums_counts(op: Operation) -> bool:
+    """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
+    placed = (places_of(op) if op.op_type in SUM_OPS and not _is_open(op) else None) or ()
+    axes = [axis for o in placed for axis in zip(o.var.shape, o.places, strict=True)]
+    is_summed = any(is_symbolic(size) and place in (CONTRACTED, MIXED) for size, place in axes)
+    return is_summed and all(math.isfinite(end) for o in placed for end in interval(o.var))
 
 
 def _offsets(op: Operation) -> list[int]:
     """Return what an op adds to a number, but for 1: the neighbours of all constants are tried in any case."""
-    if op.op_type not in OFFSET_OPS:
+    if op.op_type not in ("add", "sub", "range_1d"):  # not safe to forget
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
-    return [
-        abs(n)
-        for value in values
-        if value is not None
-        for n in _whole_numbers(op, np.asarray(value))
-        if abs(n) > 1
-    ]
+    whole = (n for value in values if value is not None for n in _whole_numbers(op, np.asarray(value)))
+    return [abs(n) for n in whole if abs(n) > 1]
 
 
-def _compared_sizes(op: Operation, numbers: LengthNumbers) -> set[Any]:
+TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
+"""Ops that turn where a number that they read meets another one. Not safe to forget."""
+
+
+def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
     """Return the sizes whose numbers an op compares."""
     read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in TURNING_OPS else []
     return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
 
 
-def _has_other_tables(sides: Sequence[Sequence[Operation]], numbers: LengthNumbers) -> bool:
-    """Return whether only one side has tables, or other large constants, that a single number looks up."""
-    tables = [
-        {
-            hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
-            for op in ops
-            if any(
-                v in numbers and not any_symbolic(sizes_of(v))
-                for name, v in operands(op)
-                if name not in COUNT_PARAMETERS
-            )
-            for name, v in operands(op)
-            if (value := constant(v)) is not None
-            and np.size(value) > (1 if name == "x" and op.op_type in TABLE_OPS else SMALL_CONSTANT)
-        }
-        for ops in sides
-    ]
-    return any(of_side != tables[0] for of_side in tables)
+SMOOTH_OPS = ANGLE_OPS | names(
+    "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze matmul linear cast"
+)
+"""Ops that do the same whatever number they read. Safe to forget."""
 
 
-def _scales(op: Operation, numbers: LengthNumbers) -> bool:
+def _scales(op: Operation, numbers: Numbers) -> bool:
     """Return whether an op compares or rounds what was multiplied or divided, or divides to integers at all."""
     read = [v for v in reads(op) if v in numbers]
     if read and op.op_type in ("floor_div", "mod"):
         return True
     to_integers = op.op_type == "cast" and np_dtype(op.outputs[0]).kind != "f"
-    return any(numbers[v].scaled for v in read) and (to_integers or op.op_type not in SMOOTH_OPS | {"cast"})
+    return any(numbers[v].scaled for v in read) and (to_integers or op.op_type not in SMOOTH_OPS)
 
 
-def _only_shapes(ops: Sequence[Operation], numbers: LengthNumbers, results: Sequence[Var]) -> bool:
+def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]) -> bool:
     """Return whether lengths are only read to reshape by them."""
-    carried = all(op.op_type in SHAPE_CARRIERS | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
-    readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]
-    inner = not numbers.keys() & {*results}
-    return carried and inner and all(op.op_type == "reshape" and op.x not in numbers for op in readers)
+    makers = [op for op in ops if _makes_number(op, numbers)]
+    others = [op for op in ops if not _makes_number(op, numbers)]
+    are_carried = all(op.op_type in SHAPE_CARRIERS | {"shape"} for op in makers)
+    readers = [op for op in others if any(v in numbers for v in reads(op))]
+    are_reshapes = all(op.op_type == "reshape" and op.x not in numbers for op in readers)
+    return are_carried and are_reshapes and not any(v in numbers for v in results)
+
+
+PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis. Not safe to forget."""
+SMALL_CONSTANT = 64
+"""Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
+
+
+def _has_other_tables(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
+    """Return whether only one side has tables, or other large constants, that a single number looks up."""
+    of_first, *of_others = ({d for op in ops if _looks_up(op, numbers) for d in _tables(op)} for ops in sides)
+    return any(of_side != of_first for of_side in of_others)
+
+
+def _looks_up(op: Operation, numbers: Numbers) -> bool:
+    """Return whether a number says at which place an op reads."""
+    counts = ("shape", "size", "end")  # by these, a length says how many, not which ones
+    places = (v for name, v in operands(op) if name not in counts and v in numbers)
+    return any(not any_symbolic(sizes_of(v)) for v in places)
+
+
+def _tables(op: Operation) -> Iterator[bytes]:
+    """Yield digests of the constants of which an op may read one place."""
+    for name, var in operands(op):
+        most = 1 if name == "x" and op.op_type in LOOKUPS | PER_AXIS_OPS else SMALL_CONSTANT
+        if (value := constant(var)) is not None and np.size(value) > most:
+            yield array_digest(np.asarray(value))
+
+
+# Ops that are alike at every length.
 
 
 def _is_alike(op: Operation) -> bool:
@@ -362,40 +369,54 @@ def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
     return [shape[i] for i in at], [math.prod(shape[a + 1 : b]) for a, b in ends]
 
 
+WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
+"""Ops that work along an axis in one way, whatever its length, with no constant for its elements. Safe to
+forget."""
+
+
 def _by_places(op: Operation) -> bool:
-    """Return whether an op is alike by where its axes go (`semantics.rows`)."""
+    """Return whether an op is alike by where its axes go (`semantics.rows`).
+
+    Each dynamic axis of the result must come from a dynamic axis of an operand. Any other dynamic axis must be
+    reduced, or summed over with that of a second operand; or the op works along whole axes.
+    """
     placed = places_of(op)
     stated = {o.var for o in placed or ()}
     if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
         return False
-    fed, summed = set[int](), list[Any]()
-    for size, place in ((d, at) for o in placed for d, at in zip(o.var.shape, o.places, strict=True)):
-        dynamic = is_symbolic(size)
-        if isinstance(place, int):
-            if any(is_symbolic(v.shape[place]) != dynamic for v in op.outputs):
-                return False
-            fed |= {place} if dynamic else set()
-        elif place == BROADCAST and (dynamic or size != 1):
+    axes = [axis for o in placed for axis in zip(o.var.shape, o.places, strict=True)]
+    kept = [(size, place) for size, place in axes if isinstance(place, int)]
+    if any(is_symbolic(v.shape[place]) != is_symbolic(size) for size, place in kept for v in op.outputs):
+        return False
+    if any(place == BROADCAST and (is_symbolic(size) or size != 1) for size, place in axes):
+        return False
+    if op.op_type not in WHOLE_AXIS_OPS:
+        dynamic_axes = {axis for v in op.outputs for axis, size in enumerate(v.shape) if is_symbolic(size)}
+        is_mixed = any(place == MIXED and is_symbolic(size) for size, place in axes)
+        if is_mixed or not dynamic_axes <= {place for size, place in kept if is_symbolic(size)}:
             return False
-        elif place == CONTRACTED:
-            summed.append(size)
-        elif dynamic and op.op_type not in WHOLE_AXIS_OPS:
-            return False
-    dynamic_axes = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
-    in_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)  # of two operands
-    fed_alike = dynamic_axes <= fed or op.op_type in WHOLE_AXIS_OPS
-    return fed_alike and (in_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
+    summed = [size for size, place in axes if place == CONTRACTED]
+    are_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
+    return (are_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
 
 
-def _sums_counts(op: Operation) -> bool:
-    """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
-    placed = places_of(op) if op.op_type in SUM_OPS and not _is_open(op) else None
-    summed = any(
-        is_symbolic(d) and at in (CONTRACTED, MIXED)
-        for o in placed or ()
-        for d, at in zip(o.var.shape, o.places, strict=True)
-    )
-    return summed and all(math.isfinite(end) for o in placed or () for end in interval(o.var))
+# Constants that name places along an axis.
+
+CONVOLUTIONS = names("conv conv_transpose")
+"""Ops whose kernels reach over several places. Not safe to forget."""
+LOCAL_OPS = CONVOLUTIONS | names(
+    "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape "
+    "depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"
+)
+"""Ops whose constants say which places along an axis they read or make. Safe to forget."""
+STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
+"""Parameters by which the length is divided or multiplied: ops do other things at each remainder. Not safe to
+forget."""
+WITHOUT_LIMITS = names(
+    "axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims "
+    "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
+)
+"""Parameters whose numbers no place and no length meets. Safe to forget."""
 
 
 def _use_of_op(op: Operation) -> Use:
@@ -434,13 +455,13 @@ def _constants(op: Operation) -> list[int]:
         if inner.op_type in CONVOLUTIONS:
             integers += _kernel_reach(inner)
         for name, var in operands(inner):
-            if name in AXIS_PARAMETERS | WEIGHT_PARAMETERS:
+            if name in WITHOUT_LIMITS:
                 continue
             stored = is_stored(var)
             if stored and (value := constant(var)) is not None and not isinstance(value, str):
                 integers += _whole_numbers(inner, np.asarray(value))
             elif stored or inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner)):
-                integers += sizes_of(var)
+                integers += sizes_of(var)  # how long it is beside the dynamic axis: a table, or a joined part
     return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
 
 

@@ -5,7 +5,7 @@ candidate asks for. `pairs_of_values` proposes which values to compare, `matchin
 match on they count as one value. Besides its numbers, each element has a hash of how it is computed: equal
 hashes mean equal bits. The report gives the grade, where the proof ends, and how many ops reached which grade.
 The last section says which elements of the reference an output with a changed interface should have
-(`Adapted`).
+(`_expected_outputs`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from anesurgery.checking.trials import TrialResult
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
-from anesurgery.interpret.arithmetic.field import LANES, LEAST
 from anesurgery.interpret.sampling import bind
 from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
@@ -118,7 +118,7 @@ class ModelProof:
             counts=Counter(self.counts) + Counter(other.counts),
             seams=(*self.seams, *(replace(s, op=f"{name}: {s.op}") for s in other.seams)),
             trial=other.trial if failed else self.trial,
-            lengths=min(lengths, key=max, default=()),
+            lengths=min(lengths, key=max, default=()),  # the range that ends first holds for all functions
             gap=self.gap or other.gap,
         )
 
@@ -170,11 +170,6 @@ class ModelProof:
             **({"lengths": list(self.lengths), "gap": self.gap} if self.lengths else {}),
             **({} if self.trial is None else {"trial": vars(self.trial)}),
         }
-
-
-FEW = 0.3
-"""Share of values whose name exists in the other program below which values are paired by position too. A
-choice: rewrites keep most names, another conversion few."""
 
 
 def prove_models(
@@ -236,7 +231,8 @@ class _Lockstep:
         by_name = {v.name: value for v, value in first.items()}
         for var, value in second.items():
             same_name = by_name.get(var.name)
-            if same_name is not None and _are_equal_inputs(same_name, value):
+            is_same = same_name is not None and np_dtype(same_name.var) == np_dtype(var)
+            if same_name is not None and is_same and torch.equal(same_name.numbers, value.numbers):
                 value.count_as(same_name)
         return first, second
 
@@ -260,8 +256,8 @@ class _Lockstep:
         outputs = self._outputs()
         grades = {name: value.grade if same else None for name, (value, same) in outputs.items()}
         reached = [g for g in grades.values() if g is not None]
-        hashes = 2 * (len(self.a.ops) + len(self.b.ops)) + 1  # a false match needs a collision (`proofs`)
-        bound = hashes / LEAST**LANES + sum(m.bound for m in self.matches.values() if m is not None)
+        bound = field.collision_bound(len(self.a.ops) + len(self.b.ops))  # a false match needs a collision
+        bound += sum(m.bound for m in self.matches.values() if m is not None)
         return ModelProof(
             min(reached) if reached and len(reached) == len(grades) else None,
             bound,
@@ -297,11 +293,12 @@ class _Lockstep:
 
     def _outputs(self) -> dict[str, tuple[HashedValue, bool]]:
         """Return each output and state of the second program, and whether it matches the first program's."""
-        adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
+        of_old = {v.name: self.a.output_value(v) for v in self.old.outputs}
+        expected = _expected_outputs(self.contract, of_old, self.inputs)
         outputs = {}
         for var in self.new.outputs:
-            b = self.b.there(var)
-            a, move = adapted.expected(var.name)
+            b = self.b.output_value(var)
+            a, move = expected.get(var.name, (None, still))
             outputs[var.name] = (b, a is not None and self._matches(a, b, move))
         states = {v.name: value for v, value in self.a.states.items()}
         for var, b in self.b.states.items():
@@ -311,8 +308,8 @@ class _Lockstep:
 
     def _matches(self, a: HashedValue, b: HashedValue, move: Move) -> bool:
         if self.last and move is still:
-            move = last_of(a, b)
-        return match(a, b, self.hashing, self.gate, exact=move) is not None
+            move = _last_of(a, b)
+        return match(a, b, self.hashing, self.gate, layout=move) is not None
 
     def _counts(self) -> dict[str, int]:
         """Return grade in words -> how many ops of the second program reached it."""
@@ -347,10 +344,15 @@ class _Lockstep:
 
 
 def _reordered_outputs(outputs: Mapping[str, tuple[HashedValue, bool]]) -> tuple[Seam, ...]:
-    """Return seams for outputs that do not match although their op does: a match cuts `op` off."""
-    lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
+    """Return seams for outputs that do not match although the result of their op does."""
+    lost = [name for name, (value, same) in outputs.items() if not same and value.is_matched]
     note = "the reference gives other elements here, or the same in another order"
     return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)
+
+
+FEWEST_SHARED_NAMES = 0.3
+"""Share of values whose name exists in the other program below which values are paired by position too. A
+choice: rewrites keep most names, another conversion few."""
 
 
 def pairs_of_values(old: Function, new: Function) -> dict[Var, Var]:
@@ -361,7 +363,7 @@ def pairs_of_values(old: Function, new: Function) -> dict[Var, Var]:
     """
     named = PAIRINGS["name"](old, new)
     values = [v for op in new.operations if op.op_type != "const" for v in op.outputs]
-    pairs = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
+    pairs = {} if len(named) >= FEWEST_SHARED_NAMES * len(values) else PAIRINGS["position"](old, new)
     outputs = {v.name: v for v in old.outputs}
     pairs |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
     _pair_by_operands(old, new, pairs)
@@ -391,18 +393,13 @@ def _variable_operands(op: Operation) -> list[Var]:
     return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
-def _are_equal_inputs(a: HashedValue, b: HashedValue) -> bool:
-    """Return whether two inputs hold the same numbers in the same dtype."""
-    return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
-
-
 def _unmatched_upstream(value: HashedValue) -> set[Operation]:
     """Return the ops upstream of a value that have no counterpart, up to values that have one."""
     lost: set[Operation] = set()
     stack = [value]
     while stack:
         here = stack.pop()
-        if here.op is not None and here.op not in lost:
+        if here.op is not None and here.op not in lost:  # a matched value has no op
             lost.add(here.op)
             stack += here.operands
     return lost
@@ -419,78 +416,74 @@ def _line(op: Operation | None) -> str:
 # elements, two probes with distinct numbers show which ones; otherwise its result is compared by numbers only.
 
 
-class Adapted:
-    """The outputs that are expected of the second program, after the declared changes."""
+def _expected_outputs(
+    contract: Sequence[InterfaceChange], outputs: Mapping[str, HashedValue], inputs: Mapping[str, Array]
+) -> dict[str, tuple[HashedValue, Move]]:
+    """Return output of the second program -> the first program's value that it should be, in its layout.
 
-    def __init__(
-        self,
-        contract: Sequence[InterfaceChange],
-        outputs: Mapping[str, HashedValue],
-        inputs: Mapping[str, Array],
-    ) -> None:
-        self.contract, self.outputs, self.inputs = contract, outputs, inputs
-        self._found = self._moved_elements() if contract else {}
-        if contract:
-            arrays = {name: v.numbers.numpy() for name, v in outputs.items()}
-            self._arrays = adapt_outputs(contract, arrays, inputs)
-
-    def expected(self, name: str) -> tuple[HashedValue | None, Move]:
-        """Return the first program's value that an output should be, and which of its elements go where."""
-        if not self.contract:
-            return self.outputs.get(name), still
-        if (place := self._found.get(name)) is not None:
-            source, at = place
-            return self.outputs[source], lambda t: t.reshape(-1)[at.reshape(-1)].reshape(at.shape)
-        array = self._arrays.get(name)
-        if array is None:
-            return None, still
-        reason = "a declared change computes with this output"
-        first = next(iter(self.outputs.values()))
-        # Any var will do: without hashes a value is compared by its numbers alone.
-        return HashedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
-
-    def _moved_elements(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """Return output -> (first program's output, index of each element in it), where both probes agree."""
-        first, second = (self._probe(seed) for seed in (0, 1))
-        return {
-            name: (source, at)
-            for name, (source, at) in first.items()
-            if name in second and second[name][0] == source and torch.equal(second[name][1], at)
-        }
-
-    def _probe(self, seed: int) -> dict[str, tuple[str, torch.Tensor]]:
-        """Return where a change puts distinct numbers: for each output that only moves them, from where.
-
-        Signs are random, so that abs or relu is no move; a second probe rules out what holds for one by chance.
-        Example: an old output of three elements, with the order [2, 0, 1] and begin = 1, is drawn as 3, -1, 2.
-        The inverse is [1, 2, 0]: a 2 in a new output has the rank 2 - 1 = 1, so it is element inverse[1] = 2.
-        """
-        rng = np.random.default_rng(seed)
-        drawn, places, begin = {}, {}, 1
-        for name, value in self.outputs.items():
-            shape = tuple(value.numbers.shape)
-            count = value.numbers.numel()
-            order = rng.permutation(count)
-            numbers = (order + begin) * np.where(rng.random(count) < 0.5, -1.0, 1.0)
-            inverse = np.empty(count, np.int64)
-            inverse[order] = np.arange(count)
-            drawn[name], places[name] = numbers.reshape(shape), (begin, inverse, numbers)
-            begin += count
-        adapted = adapt_outputs(self.contract, drawn, self.inputs)
-        sources = {}
-        for name, array in adapted.items():
-            for source, (start, inverse, numbers) in places.items():
-                rank = np.abs(np.asarray(array, np.float64)) - start
-                inside = (rank >= 0) & (rank < len(inverse))  # NaN and infinities are not
-                if not inside.all() or (rank % 1 != 0).any():
-                    continue
-                at = inverse[rank.astype(np.int64)]
-                if np.array_equal(numbers[at], np.asarray(array, np.float64)):
-                    sources[name] = (source, torch.from_numpy(at))
-        return sources
+    Args:
+        contract: the declared changes.
+        outputs: the outputs of the first program, by name.
+        inputs: the inputs of the first program, by name.
+    """
+    if not contract:
+        return {name: (value, still) for name, value in outputs.items()}
+    arrays = adapt_outputs(contract, {name: v.numbers.numpy() for name, v in outputs.items()}, inputs)
+    reason = "a declared change computes with this output"
+    some_var = next(iter(outputs.values())).var  # any will do: without hashes, numbers alone are compared
+    expected: dict[str, tuple[HashedValue, Move]] = {
+        name: (HashedValue(some_var, torch.from_numpy(np.asarray(array)), None, reason=reason), still)
+        for name, array in arrays.items()
+    }
+    first, second = (_sources_of_elements(contract, outputs, inputs, seed) for seed in (0, 1))
+    for name, (source, at) in first.items():
+        if name in second and second[name][0] == source and torch.equal(second[name][1], at):
+            expected[name] = outputs[source], partial(_elements_at, at)
+    return expected
 
 
-def last_of(a: HashedValue, b: HashedValue) -> Move:
+def _elements_at(at: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the elements of some indices, which count through all axes, in the shape of the indices."""
+    return values.reshape(-1)[at.reshape(-1)].reshape(at.shape)
+
+
+def _sources_of_elements(
+    contract: Sequence[InterfaceChange],
+    outputs: Mapping[str, HashedValue],
+    inputs: Mapping[str, Array],
+    seed: int,
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return new output that only moves elements -> (the old output, the index there of each element).
+
+    The old outputs are drawn as distinct numbers. Signs are random, so that abs or relu is no move; a second
+    seed rules out what holds for one by chance. Example: an old output of three elements, with the order
+    [2, 0, 1] and begin = 1, is drawn as 3, -1, 2. The inverse is [1, 2, 0]: a 2 in a new output has the rank
+    2 - 1 = 1, so it is element inverse[1] = 2.
+    """
+    rng = np.random.default_rng(seed)
+    drawn, draws, begin = {}, {}, 1
+    for name, value in outputs.items():
+        count = value.numbers.numel()
+        order = rng.permutation(count)
+        numbers = (order + begin) * np.where(rng.random(count) < 0.5, -1.0, 1.0)
+        drawn[name] = numbers.reshape(tuple(value.numbers.shape))
+        draws[name] = begin, np.argsort(order), numbers
+        begin += count
+    sources = {}
+    for name, array in adapt_outputs(contract, drawn, inputs).items():
+        moved = np.asarray(array, np.float64)
+        for source, (begin, inverse, numbers) in draws.items():
+            rank = np.abs(moved) - begin
+            inside = (rank >= 0) & (rank < len(inverse))  # NaN and infinities are not
+            if not inside.all() or (rank % 1 != 0).any():
+                continue
+            at = inverse[rank.astype(np.int64)]
+            if np.array_equal(numbers[at], moved):
+                sources[name] = (source, torch.from_numpy(at))
+    return sources
+
+
+def _last_of(a: HashedValue, b: HashedValue) -> Move:
     """Return a move to the last position of the reference, where the other has a single position on an axis."""
     apart = [i for i, (m, n) in enumerate(zip(a.numbers.shape, b.numbers.shape, strict=False)) if m != n]
     if a.numbers.ndim != b.numbers.ndim or len(apart) != 1 or b.numbers.shape[apart[0]] != 1:

@@ -13,7 +13,6 @@ its grade.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import weakref
@@ -35,7 +34,18 @@ from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.symbolic import RANDOM
-from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    array_digest,
+    constant,
+    is_constexpr,
+    is_weight,
+    operands,
+    reads,
+    types,
+)
 
 LARGEST_VALUE = 1 << 27
 """The most elements of a value or constant of a whole model: hashing takes 64 bits for each, 1.1 GB in all."""
@@ -69,6 +79,11 @@ class HashedValue:
     def count_as(self, other: HashedValue) -> None:
         """Take the hashes and the layout of an equal value."""
         self.hashes, self.serial = other.hashes, other.serial
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether it is known to be a value of the other program, or comes from outside."""
+        return self.op is None
 
     def forget(self) -> None:
         """Drop what made it: from here on its elements are known by their hashes."""
@@ -122,7 +137,7 @@ def _content_digest(value: Any) -> Hashable:
     if isinstance(value, (str, bool)) or not hasattr(value, "dtype"):
         return repr(value)
     array = np.ascontiguousarray(value)
-    return array.dtype.str, array.shape, hashlib.blake2b(array.data, digest_size=16).digest()
+    return array.dtype.str, array.shape, array_digest(array)
 
 
 class FunctionRun:
@@ -170,7 +185,7 @@ class FunctionRun:
             self.step()
         return self.values.get(var)
 
-    def there(self, var: Var) -> HashedValue:
+    def output_value(self, var: Var) -> HashedValue:
         """Return an output, which may be a constant."""
         return self.values[var] if var in self.values else self.constant(var)
 
@@ -289,7 +304,7 @@ class Match:
 
 
 def match(
-    a: HashedValue, b: HashedValue, hashing: Bitwise, gate: float, *, exact: Move | None = None
+    a: HashedValue, b: HashedValue, hashing: Bitwise, gate: float, *, layout: Move | None = None
 ) -> Match | None:
     """Return how sure it is that `b` is `a` in some layout, and give both the same hashes; None if it is not.
 
@@ -298,13 +313,13 @@ def match(
         b: a value of the second.
         hashing: the arithmetic that computes hashes.
         gate: PSNR in dB from which on numbers count as equal.
-        exact: the only layout that counts; any by default.
+        layout: the only layout that counts; any by default.
     """
-    if exact in (None, still) and a.serial == b.serial:
+    if layout in (None, still) and a.serial == b.serial:
         return Match(Grade.BITS)
     if not all(isinstance(v.numbers, torch.Tensor) for v in (a, b)):
         return None
-    moves = list(layouts(a.numbers.shape, b.numbers.shape)) if exact is None else [exact]
+    moves = list(layouts(a.numbers.shape, b.numbers.shape)) if layout is None else [layout]
     for move in moves:
         if same_hashes(a, b, hashing, move):
             return _settle(a, b, move, Match(Grade.BITS))

@@ -32,9 +32,9 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.constant_memory import release_pages
-from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
+from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero, collision_bound
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
+from anesurgery.mil import Array, Operation, Var, array_digest, constant, np_dtype, reads, types
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import stored_interval
 
@@ -158,8 +158,7 @@ def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoPro
     elements = _count_agreeing(site, arithmetic, arithmetic.seed, ranged=ranged)
     if isinstance(elements, NoProof):
         return elements
-    steps = 2 * (len(site.old_ops) + len(site.new_ops)) + 1
-    return Proof(Grade.BITS, steps / LEAST**LANES, elements, arithmetic.finite, ranged)
+    return Proof(Grade.BITS, collision_bound(len(site.ops)), elements, arithmetic.finite, ranged)
 
 
 def _prove_over_field(site: Site, seed: int) -> Proof | NoProof:
@@ -367,7 +366,7 @@ def _content_digest(array: Array) -> Hashable | None:
     ordered = np.ascontiguousarray(array)
     if _is_constant(ordered):
         return None
-    content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
+    content = ordered.dtype.str, array_digest(ordered)
     release_pages(ordered)
     return content
 

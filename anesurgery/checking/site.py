@@ -8,7 +8,7 @@ value.
 Beside random inputs both sides run on chosen ones. There are four kinds of runs: the ops upstream, on inputs
 that may leave the ranges on which the edit relies (`range_violation`); all values of a small domain
 (`_compare_all`); each value of an integer range and each constant of both sides (`_sweep`, `_aim`); and every
-magnitude in fp16 (`_fp16_behavior`).
+magnitude in fp16 (`fp16_behavior`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from anesurgery import fp16
 from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, is_looked_up, largest_accepted
 from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, all_combinations, drawn_range, targets
-from anesurgery.checking.edit_sites import Site, on_fewer_rows, range_violation, site_of
-from anesurgery.checking.grades import PLAIN, Grade, Promise, SiteCheck, UpperLimit, combined_check
+from anesurgery.checking.edit_sites import Site, lies_within, limits_of, on_fewer_rows, range_violation, site_of
+from anesurgery.checking.fp16_behavior import Fp16Behavior, fp16_behavior
+from anesurgery.checking.grades import PLAIN, EarlierChecks, Grade, Promise, SiteCheck, combined_check
 from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
@@ -38,12 +37,9 @@ from anesurgery.checking.lengths import (
     with_lengths,
 )
 from anesurgery.checking.numbers import (
-    OWN,
-    SLACK,
     BothSides,
     Difference,
     Numbers,
-    Pairs,
     apart_at,
     as_tensor,
     compare_numbers,
@@ -54,13 +50,11 @@ from anesurgery.checking.numbers import (
     overflows,
     rows_read,
     shrunk,
-    written,
 )
 from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, Proof, StandIns, prove, prove_for_any_weights
-from anesurgery.checking.trial_lengths import lengths_to_try, shortest_and_longest
+from anesurgery.checking.trial_lengths import lengths_to_try
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
-from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.table import Unsupported
 from anesurgery.mil import Array, Operation, Var, np_dtype, types
 from anesurgery.semantics.fingerprint import fingerprint
@@ -76,241 +70,9 @@ costs more than it gives."""
 TRIES = 4
 """How often positions are drawn to see that the old side accepts them. A choice: where most positions are out
 of range, the first draw shows it."""
-
-# -- small domains, ranges of integers, and constants -----------------------------------------------------
-
 MOST_SWEPT = 1 << 25
 """The most numbers read, over all rounds, to try each value of a range once: 134 MB of fp32. A choice between
 certainty and the time of a check."""
-
-
-def _compare_all(sides: BothSides, combinations: Iterator[dict[Var, Array]], promise: Promise) -> Difference:
-    """Return the worst difference over all combinations, or up to the first that breaks the promise."""
-    worst = Difference()
-    for arrays in combinations:
-        numbers: Numbers = {var: as_tensor(values) for var, values in arrays.items()}
-        parts = [
-            difference(old, new, nan_mask(old), finite_only=not promise.tolerates_nonfinite)
-            for old, new in sides.run(numbers)
-        ]
-        worst.add(parts, numbers)
-        if not worst.within(promise):
-            break
-    return worst
-
-
-def _sweep(
-    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
-) -> None:
-    """Run with each value of an integer range once, at some place, where that costs little; add to `worst`."""
-    drawn = sides.drawn
-    for var in drawn:
-        count = math.prod(drawn_shape(var))
-        if np_dtype(var).kind not in "iu" or not count:
-            continue
-        in_range = drawn_range(var, drawing, rng)
-        if not in_range and _is_free(var, drawing):
-            in_range = rows_read(sides.ops)
-        values: Sequence[int] = in_range
-        rounds = -(-len(values) // count)
-        if rounds * sides.numbers_read > MOST_SWEPT:  # then those alone that tell both sides apart
-            values = _differing_values(sides, drawing, var, in_range, rng)
-            rounds = -(-len(values) // count)
-        if not rounds:
-            continue
-        for values_of_round in np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var))):
-            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_of_round)}
-            _add_round(sides, numbers, worst, promise)
-            if not worst.within(promise):
-                return
-
-
-def _is_free(var: Var, drawing: Drawing) -> bool:
-    """Return whether a value is an integer without a known range."""
-    unknown = np_dtype(var).kind in "iu" and var not in (drawing.bounds or {})
-    return unknown and drawing.sample(var, np.random.default_rng(0)) is None
-
-
-def _differing_values(
-    sides: BothSides, drawing: Drawing, var: Var, values: range, rng: np.random.Generator
-) -> list[int]:
-    """Return the integers of a range at which both sides differ, beside one draw of all other inputs."""
-    others = drawn_numbers([v for v in sides.drawn if v is not var], drawing, "normal", rng)
-    return apart_at(lambda x: sides.run(others | {var: x}), var, values, sides.ops)
-
-
-def _aim(
-    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
-) -> None:
-    """Run with numbers set to each constant of both sides, where that costs little; add to `worst`."""
-    cost, numbers_read = sides.numbers_read, 0
-    for values in aimed(sides.drawn, drawing, targets(sides.ops), rng, apart=not promise.tolerance.is_exact):
-        numbers_read += cost
-        if numbers_read > MOST_SWEPT:
-            worst.untried = (*worst.untried, "each constant")
-            return
-        numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
-        _add_round(sides, numbers | {v: as_tensor(x) for v, x in values.items()}, worst, promise)
-        if not worst.within(promise):
-            return
-
-
-def _add_round(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promise) -> None:
-    """Add one more round to `worst`, unless the old side overflows and the pass promises only a tolerance."""
-    pairs = sides.run(numbers)
-    if not promise.tolerance.is_exact and overflows(pairs):
-        return  # a sum in another order may overflow elsewhere
-    worst.add(measured(sides, numbers, pairs, [nan_mask(old) for old, _ in pairs], promise), numbers)
-
-
-# -- fp16 -------------------------------------------------------------------------------------------------
-#
-# Two sides can be the same function of real numbers and behave differently in fp16: a mean may be a sum
-# divided by n, but the sum overflows first; the root of a sum of squares is not 0 although each square
-# underflows. Such a magnitude is a precondition of the edit, which its report names. But a new side that loses
-# digits of ordinary numbers, where the old side keeps them, is wrong.
-
-ORDINARY_MAGNITUDE = 1.0
-"""The magnitude at which no digits may be lost."""
-BOTH_SIGNS, ONE_SIGN, NEARLY_EQUAL = (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
-"""Between which shares of a magnitude numbers are drawn."""
-TRIED = (
-    *((ORDINARY_MAGNITUDE, ends) for ends in (BOTH_SIGNS, ONE_SIGN, NEARLY_EQUAL)),
-    *((64.0, ends) for ends in (ONE_SIGN, BOTH_SIGNS)),
-    (250.0, BOTH_SIGNS),  # fp16 holds squares of such numbers, and not of their differences
-    (1024.0, ONE_SIGN),
-    *((magnitude, ends) for magnitude in (16384.0, 60000.0) for ends in (ONE_SIGN, BOTH_SIGNS)),
-    *((magnitude, ONE_SIGN) for magnitude in (1e-2, 1e-3, 1e-4, 1e-6)),
-)
-"""Magnitudes to try, from ordinary numbers up, then small ones, each with the shares between which to draw."""
-LOST = 1 / 8
-"""Error, as a share of the largest number, at which most digits are lost: 3 of 11 bits are right then."""
-FEW_NUMBERS = 1 << 16
-"""The most numbers read, weights included, of a site that is tried. A choice: both sides run several times."""
-
-
-@dataclass(frozen=True)
-class _Fp16Behavior:
-    """What only the new side does in fp16."""
-
-    overflow: float = math.inf
-    """The first magnitude at which it overflows."""
-    underflow: float = 0.0
-    """The largest magnitude, below ordinary numbers, at which it loses most digits."""
-    loses_digits_at: float = 0.0
-    """The first magnitude, from ordinary numbers on, at which it loses digits."""
-    error_on_ordinary: float = 0.0
-    """Its error on ordinary numbers, as a share of the largest; 0 if it loses nothing there."""
-    numbers: Numbers = field(default_factory=dict)
-    """Ordinary inputs on which it loses digits."""
-    pairs: Pairs = field(default_factory=list)
-    """The results of both sides on these."""
-
-    @property
-    def example(self) -> str:
-        """Ordinary inputs on which it loses digits, as Python; "" if it does not."""
-        return f"# in fp16\n{written(self.numbers, self.pairs)}" if self.error_on_ordinary else ""
-
-
-def _fp16_behavior(sides: BothSides, drawing: Drawing, seed: int, promise: Promise) -> _Fp16Behavior:
-    """Return what only the new side does in fp16; nothing for sites without fp16 inputs, or large ones."""
-    halves = [v for v in sides.drawn if np_dtype(v) == np.float16]
-    behavior, rng = _Fp16Behavior(), np.random.default_rng(seed)
-    if not halves or sides.numbers_read > FEW_NUMBERS:
-        return behavior
-    as_stored = replace(sides, precision="fp16")
-    for magnitude, ends in TRIED:
-        if magnitude < ORDINARY_MAGNITUDE and behavior.underflow > 0:
-            continue  # the first of the small magnitudes is the largest
-        if magnitude >= ORDINARY_MAGNITUDE and math.isfinite(behavior.overflow):
-            continue
-        numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
-        most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
-        numbers |= {v: _numbers_of_magnitude(v, most[v], ends, rng) for v in halves}
-        try:
-            behavior = _after_run(behavior, as_stored, numbers, magnitude, promise)
-        except InterpretError:
-            return behavior
-        if behavior.error_on_ordinary:
-            return behavior
-    return behavior
-
-
-def _after_run(
-    behavior: _Fp16Behavior, sides: BothSides, numbers: Numbers, magnitude: float, promise: Promise
-) -> _Fp16Behavior:
-    """Return the behavior with what one more run shows."""
-    pairs = sides.run(numbers)
-    if magnitude < ORDINARY_MAGNITUDE:
-        underflows = any(_loses_most_digits(old, new) for old, new in pairs)
-        return replace(behavior, underflow=magnitude if underflows else 0.0)
-    if any(_only_new_overflows(old, new) for old, new in pairs):
-        return replace(behavior, overflow=magnitude)
-    if behavior.loses_digits_at or not (error := _error_of_new_side(sides, numbers, pairs, promise)):
-        return behavior
-    if magnitude > ORDINARY_MAGNITUDE:
-        return replace(behavior, loses_digits_at=magnitude)
-    return replace(behavior, loses_digits_at=magnitude, error_on_ordinary=error, numbers=numbers, pairs=pairs)
-
-
-def _error_of_new_side(sides: BothSides, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:
-    """Return the new side's error, as a share of the largest value, where the old side has no such error.
-
-    The old side's error is that of its roundings, and that of half a unit in the last place of each operand.
-    """
-    least = max(promise.tolerance.rtol, SLACK * fp16.HALF_STEP)
-    differing = [i for i, (old, new) in enumerate(pairs) if _relative_error(old, new) > least]
-    if not differing or promise.tolerance.is_exact:
-        return 0.0
-    exact = sides.evaluators(Double())[0](numbers)
-    draws = sides.spread(numbers, fp16.HALF_STEP)
-    worst = 0.0
-    for i in differing:
-        old, new = pairs[i]
-        error_of_old = max(_relative_error(exact[i], value) for value in (old, *(draw[i] for draw in draws)))
-        error_of_new = _relative_error(exact[i], new)
-        if error_of_new > max(least, OWN * error_of_old):
-            worst = max(worst, error_of_new)
-    return worst
-
-
-def _numbers_of_magnitude(
-    var: Var, magnitude: float, ends: tuple[float, float], rng: np.random.Generator
-) -> torch.Tensor:
-    """Return numbers around a magnitude within a value's range: the magnitude itself first, none near 0."""
-    low, high = ends
-    drawn = np.asarray(rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude)
-    drawn.flat[:1] = magnitude
-    signed = drawn * rng.choice([-1, 1], drawn.shape) if low < 0 else drawn
-    return as_tensor(np.clip(signed, *stored_interval(var)).astype(np.float16))
-
-
-def _are_floats_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two values are floats of one shape that has elements."""
-    return a.shape == b.shape and a.is_floating_point() and a.numel() > 0
-
-
-def _only_new_overflows(old: torch.Tensor, new: torch.Tensor) -> bool:
-    return _are_floats_alike(old, new) and bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
-
-
-def _loses_most_digits(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Return whether numbers in the normal range of fp16 are off by more than rounding explains."""
-    if not _are_floats_alike(old, new):
-        return False
-    most = float(old.abs().max())
-    return most >= fp16.NORMAL and bool(((old - new).abs() > LOST * most).any())
-
-
-def _relative_error(exact: torch.Tensor, value: torch.Tensor) -> float:
-    """Return the largest difference as a share of the largest number of `exact`; 0 where that shows nothing."""
-    if not _are_floats_alike(exact, value):
-        return 0.0
-    most, error = float(exact.abs().max()), float((exact.double() - value.double()).abs().max())
-    return error / most if fp16.NORMAL <= most < math.inf and math.isfinite(error) else 0.0
-
-
-# -- the check of an edit ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -323,6 +85,10 @@ class _Request:
     promise: Promise
     declared: Declared
 
+    def bounds(self) -> Bounds:
+        """Return where the integers that address something must lie, at the lengths of the context."""
+        return address_bounds(self.site.drawn, self.site.old_ops, set(self.site.new_ops))
+
 
 def check_site(
     replaced: Sequence[tuple[Var, Var]],
@@ -330,7 +96,7 @@ def check_site(
     sample: Sampler,
     seed: int = 0,
     matched: Sequence[Operation] = (),
-    memo: dict[Hashable, SiteCheck | Refusal] | None = None,
+    earlier: EarlierChecks | None = None,
     promise: Promise = PLAIN,
     declared: Declared = NOTHING,
 ) -> SiteCheck | Refusal:
@@ -341,37 +107,36 @@ def check_site(
         new_ops: the ops that the rewrite made, in order.
         sample: returns values for a boundary var whose range matters (ids), or None for the default.
         seed: the seed of the random numbers.
-        matched: the ops of the match; their results are computed, even where the new side reads them.
-        memo: checks of this pass by fingerprint; an edit that is the same computation is not run again.
+        matched: the ops that the pass matched; what the new side reads of their results is computed, not drawn.
+        earlier: checks of this pass; an edit that is the same computation is not run again.
         promise: what the pass promises about its edits.
         declared: the lengths that the model declares for dynamic axes.
     """
     site = site_of(replaced, new_ops, matched)
     if len(site.old_ops) > LARGEST_SITE:
         return Refusal(f"depends on {len(site.old_ops)} ops")
-    memo = {} if memo is None else memo
+    earlier = EarlierChecks() if earlier is None else earlier
     request = _Request(site, sample, seed, promise, declared)
-    proof = _proof_for_any_weights(request, memo)
-    if isinstance(proof, SiteCheck):
+    if (proof := _proof_for_any_weights(request, earlier)) is not None:
         return proof
-    result = _memoized_check(request, memo)
+    result = _check_or_earlier_one(request, earlier)
     if isinstance(result, SiteCheck) and result.ranged and (violation := range_violation(site, seed)):
         return replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
     return result
 
 
-def _memoized_check(request: _Request, memo: dict[Hashable, SiteCheck | Refusal]) -> SiteCheck | Refusal:
+def _check_or_earlier_one(request: _Request, earlier: EarlierChecks) -> SiteCheck | Refusal:
     """Return the check of the edit, or that of an earlier edit that is the same computation."""
-    site, promise = request.site, request.promise
+    site, promise, results = request.site, request.promise, earlier.results
     limits = tuple((type(limit), limit) for limit in map(promise.limits.get, site.drawn))
     key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _input_facts(request), limits)
-    if key not in memo:
+    if key not in results:
         try:
             with _freeing_memory(site):
-                memo[key] = _check_on_fewer_rows(request) or _check_at_all_lengths(request)
+                results[key] = _check_on_fewer_rows(request) or _check_at_all_lengths(request)
         except Refused as reason:
             return Refusal(str(reason))
-    return memo[key]
+    return results[key]
 
 
 def _check_on_fewer_rows(request: _Request) -> SiteCheck | None:
@@ -381,63 +146,56 @@ def _check_on_fewer_rows(request: _Request) -> SiteCheck | None:
     """
     site, rng = request.site, np.random.default_rng(request.seed)
     whole = {v for v in site.drawn if np_dtype(v).kind != "f" or request.sample(v, rng) is not None}
-    with on_fewer_rows(site, whole) as cut, suppress(InterpretError, Refused):
-        result = _check_at_all_lengths(replace(request, declared=NOTHING)) if cut else None
+    # within the context, `drawn_shape` gives the smaller shapes; such a site has no symbols, so no lengths
+    with on_fewer_rows(site, whole) as is_cut, suppress(InterpretError, Refused):
+        result = _check_at_all_lengths(replace(request, declared=NOTHING)) if is_cut else None
         if isinstance(result, SiteCheck) and result.within(request.promise.tolerance):
             return result
     return None
 
 
-def _proof_for_any_weights(request: _Request, memo: dict[Hashable, SiteCheck | Refusal]) -> SiteCheck | Refusal:
-    """Return the proof of the same edit with any weights, or why there is none."""
+def _proof_for_any_weights(request: _Request, earlier: EarlierChecks) -> SiteCheck | None:
+    """Return the proof of the same edit with any weights; None where there is none."""
     site, seed = request.site, request.seed
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
     if not 0 < stand_ins.size <= MOST or symbols_of(site.drawn):
-        return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
+        return None
     if stand_ins.size > AT_ONCE:
         shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))
         # only the first of many like edits is compared by numbers; from the second on, one proof is for all
-        if ("met", shape) not in memo:
-            return memo.setdefault(("met", shape), Refusal("no other edit is like it so far"))
+        if shape not in earlier.shapes:
+            earlier.shapes.add(shape)
+            return None
     if not stand_ins.numbers:
-        return Refusal("no weights")
+        return None
     key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
-    if key not in memo:
+    if key not in earlier.proofs:
         with _freeing_memory(site):
             proof = prove_for_any_weights(site, seed, stand_ins, finite=not request.promise.tolerates_nonfinite)
-        memo[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _bitwise_check(proof, seed)
-    return memo[key]
+        earlier.proofs[key] = _bitwise_check(proof, seed) if isinstance(proof, Proof) else None
+    return earlier.proofs[key]
 
 
 @contextmanager
 def _freeing_memory(site: Site) -> Iterator[None]:
     """Within the context, the check of a large edit runs; its memory is given back afterwards."""
     yield
-    results = (v for op in site.ops for v in op.outputs)
-    values = (v for v in results if types.is_tensor(v.sym_type))
+    values = (v for op in site.ops for v in op.outputs if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
         trim_heap()
 
 
 def _bitwise_check(proof: Proof, seed: int) -> SiteCheck:
     """Return the result of a proof bit for bit."""
-    return SiteCheck(
-        max_abs=0.0,
-        max_rel=0.0,
-        values=proof.elements,
-        grade=Grade.BITS,
-        bound=proof.bound,
-        seed=seed,
-        finite_only=proof.finite_only,
-        ranged=proof.ranged,
-    )
+    check = SiteCheck(max_abs=0.0, max_rel=0.0, values=proof.elements, grade=Grade.BITS, bound=proof.bound)
+    return replace(check, seed=seed, finite_only=proof.finite_only, ranged=proof.ranged)
 
 
 def _input_facts(request: _Request) -> Hashable:
     """Return what a check depends on besides the ops: the ranges of what both sides read."""
     site, declared = request.site, request.declared
     drawable = [v for v in site.drawn if types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)]
-    bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
+    bounds = request.bounds()
     samples = (request.sample(v, np.random.default_rng(0)) for v in drawable)
     symbols = symbols_of(site.drawn)
     ranges = tuple(declared.range_of(s) for s in symbols)
@@ -458,62 +216,83 @@ def _check_at_all_lengths(request: _Request) -> SiteCheck | Refusal:
     Raises:
         InterpretError: the old side runs at no lengths, or the new side fails at the first ones.
     """
-    site, results = request.site, [v for pair in request.site.replaced for v in pair]
+    site, checks = request.site, _ChecksByLength(request)
+    results = [v for pair in site.replaced for v in pair]
     plan = lengths_to_try(site.drawn, (site.old_ops, site.new_ops), results, request.declared)
+    for lengths in plan.first:
+        if (result := checks.add(lengths, thorough=True)) is not None:
+            return result
+    if plan.alike and checks.weakest is not None and checks.can_improve:
+        return checks.weakest  # proved at the first lengths, so at all
+    for lengths in plan.others:
+        if (result := checks.add(lengths, thorough=False)) is not None:
+            return result
+    if checks.weakest is None:
+        assert checks.first_error is not None
+        raise checks.first_error
+    compared = [n for lengths in checks.compared_at for n in lengths.values()]
+    return checks.weakest.on_lengths(min(compared), max(compared), plan.gap) if plan.gap else checks.weakest
+
+
+@dataclass
+class _ChecksByLength:
+    """The checks of an edit at one length of its dynamic axes after the other."""
+
+    request: _Request
     weakest: SiteCheck | None = None
     first_error: InterpretError | None = None
-    compared_at = list[Lengths]()
-    for number, lengths in enumerate(plan.all):
-        thorough = number < len(plan.first)
-        can_improve = weakest is None or weakest.grade > Grade.NUMBERS
-        if number == len(plan.first) and plan.alike and can_improve and weakest is not None:
-            return weakest  # proved at the first lengths, so at all
+    compared_at: list[Lengths] = field(default_factory=list)
+
+    @property
+    def can_improve(self) -> bool:
+        """Whether proofs decide the grade: no length has been checked by numbers alone."""
+        return self.weakest is None or self.weakest.grade > Grade.NUMBERS
+
+    def add(self, lengths: Lengths, *, thorough: bool) -> SiteCheck | Refusal | None:
+        """Check the edit at some lengths.
+
+        Returns:
+            The result for all lengths: a difference, or why the sides cannot be compared; None to go on.
+
+        Raises:
+            InterpretError: the new side cannot be computed at the first lengths at which the old side can.
+        """
+        result: SiteCheck | Refusal | None
         with with_lengths(lengths):
             try:
-                result = _strongest_check(request, proving=can_improve, thorough=thorough)
+                result = _strongest_check(self.request, proving=self.can_improve, thorough=thorough)
             except InterpretError as error:
-                first_error = first_error or error
-                result = _judge_error(request, lengths, error, first=weakest is None)
+                self.first_error = self.first_error or error
+                old_side_runs = _old_side_runs(self.request)
+                if old_side_runs and self.weakest is None:
+                    raise
+                result = self._failure_of_new_side(lengths, error) if old_side_runs else None
         if isinstance(result, SiteCheck):
-            compared_at.append(lengths)
-            weakest = result if weakest is None else combined_check(weakest, result)
-            if not weakest.within(request.promise.tolerance):
-                return weakest
-        elif weakest is None and first_error is None:
-            return result  # the sides cannot be compared, at whatever lengths
-        elif thorough and weakest is not None:
-            weakest = replace(weakest, untried=(*weakest.untried, "other sizes"))
-    if weakest is None:
-        assert first_error is not None
-        raise first_error
-    return weakest.on_lengths(*shortest_and_longest(compared_at), plan.gap) if plan.gap else weakest
+            self.compared_at.append(lengths)
+            self.weakest = result if self.weakest is None else combined_check(self.weakest, result)
+            return None if self.weakest.within(self.request.promise.tolerance) else self.weakest
+        if self.weakest is None:
+            return None if self.first_error is not None else result
+        if thorough:
+            self.weakest = replace(self.weakest, untried=(*self.weakest.untried, "other sizes"))
+        return None
 
+    def _failure_of_new_side(self, lengths: Lengths, error: InterpretError) -> SiteCheck | None:
+        """Return the difference that an error of the new side alone shows.
 
-def _judge_error(
-    request: _Request, lengths: Lengths, error: InterpretError, *, first: bool
-) -> SiteCheck | Refusal:
-    """Return what an error at some lengths shows: a difference, if the old side can be computed there.
-
-    Dimensions that were given different lengths may always be equal in the model, so that a new side which
-    cannot be computed there shows nothing.
-
-    Raises:
-        InterpretError: the new side cannot be computed at the first lengths.
-    """
-    alike = len(set(lengths.values())) <= 1
-    if (first or alike) and _old_side_runs(request):
-        if first:
-            raise error
+        Dimensions that were given different lengths may always be equal in the model; then it shows nothing.
+        """
+        if len(set(lengths.values())) > 1:
+            return None
         size = next(iter(lengths.values()))
         why = f"# the new side cannot be computed where dynamic sizes are {size}: {str(error).splitlines()[0]}"
-        return SiteCheck(np.inf, np.inf, 0, seed=request.seed, counterexample=why)
-    return Refusal("the old side has no meaning there")
+        return SiteCheck(np.inf, np.inf, 0, seed=self.request.seed, counterexample=why)
 
 
 def _index_bounds(request: _Request) -> Bounds:
     """Return where integers must lie; for positions, up to where the old side accepts them."""
     site = request.site
-    bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
+    bounds = request.bounds()
     dynamic = {v for v in bounds if not is_looked_up(v, set(site.new_ops))}
     if not dynamic:
         return bounds
@@ -527,24 +306,22 @@ def _index_bounds(request: _Request) -> Bounds:
 
 def _widened_bounds(request: _Request, bounds: Bounds) -> Bounds:
     """Widen the bounds of integers that the old side clamps: to any integer, or to any from 0 up."""
+    widened = dict(bounds)
     for var in bounds:
         if is_looked_up(var, set(request.site.new_ops)):
             continue
-        most = float(np.iinfo(np_dtype(var)).max)
-        for least in (-most, 0.0):
-            wide = bounds | {var: (least, most)}
-            if _old_side_runs(request, wide, TRIES):
-                bounds = wide
+        largest = float(np.iinfo(np_dtype(var)).max)
+        for least in (-largest, 0.0):
+            if _old_side_runs(request, widened | {var: (least, largest)}, TRIES):
+                widened[var] = least, largest
                 break
-    return bounds
+    return widened
 
 
 def _old_side_runs(request: _Request, bounds: Bounds | None = None, draws: int = 1) -> bool:
     """Return whether the old side can be computed on each of some draws within the bounds."""
     site = request.site
-    if bounds is None:
-        bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
-    drawing = Drawing(request.sample, (), bounds)
+    drawing = Drawing(request.sample, (), request.bounds() if bounds is None else bounds)
     try:
         for seed in range(request.seed, request.seed + draws):
             numbers = drawn_numbers(site.drawn, drawing, "normal", np.random.default_rng(seed))
@@ -579,7 +356,7 @@ def _strongest_check(request: _Request, *, proving: bool, thorough: bool) -> Sit
         return replace(check, no_proof=proof.reason)
     if not check.within(promise.tolerance):
         return check
-    if proof.grade is Grade.BITS:
+    if proof.grade is Grade.BITS:  # on ranges that the numbers did not contradict
         return _bitwise_check(proof, seed)
     return replace(check, grade=proof.grade, bound=proof.bound)
 
@@ -593,28 +370,29 @@ def _check_on_numbers(request: _Request, sides: BothSides, *, thorough: bool) ->
         worst = _compare_all(sides, all_values, promise)
     else:
         rng = np.random.default_rng(seed)
+        # where `_aim` and `_sweep` do not run, rows with a single number show what one place alone does
         worst = compare_numbers(sides, drawing, rng, promise, () if thorough else PEAKS)
         for extra_runs in (_aim, _sweep) if thorough else ():
             if worst.within(promise):
                 extra_runs(sides, drawing, worst, rng, promise)
     passed = worst.within(promise)
     example = "" if passed else shrunk(sides, worst.numbers, promise)
-    halves = _fp16_behavior(sides, drawing, seed, promise) if passed and thorough else _Fp16Behavior()
-    example = example or halves.example
+    in_fp16 = fp16_behavior(sides, drawing, seed, promise) if passed and thorough else Fp16Behavior()
+    example = example or in_fp16.example
     range_limits = limits_of(site, promise)
     unshown = {v: most for v, most in range_limits.items() if not lies_within(v, most)}
     return SiteCheck(
         worst.max_abs,
-        max(worst.max_rel, halves.error_on_ordinary),
+        max(worst.max_rel, in_fp16.error_on_ordinary),
         worst.values,
         Grade.NUMBERS if all_values is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
         magnitude=min(unshown.values(), default=np.inf),
         ranged=bool(range_limits) and not unshown,
-        overflow=halves.overflow,
-        underflow=halves.underflow,
-        loses=halves.loses_digits_at,
+        overflow=in_fp16.overflow,
+        underflow=in_fp16.underflow,
+        loses=in_fp16.loses_digits_at,
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,
@@ -636,16 +414,79 @@ def _drawing(request: _Request) -> Drawing:
     )
 
 
-def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
-    """Return float inputs -> the largest magnitude that the pass promises, where their dtype holds more."""
-    if promise.magnitude == np.inf and not promise.limits:
-        return {}
-    floats = [v for v in site.drawn if np_dtype(v).kind == "f"]
-    magnitudes = {v: promise.limits.get(v, promise.magnitude) for v in floats}
-    return {v: most for v, most in magnitudes.items() if most < np.finfo(np_dtype(v)).max}
+# Small domains, ranges of integers, and constants.
 
 
-def lies_within(var: Var, most: float) -> bool:
-    """Return whether the interval analysis shows that no element of a value exceeds a magnitude."""
-    low, high = stored_interval(var)
-    return high <= most and (isinstance(most, UpperLimit) or -most <= low)
+def _compare_all(sides: BothSides, combinations: Iterator[dict[Var, Array]], promise: Promise) -> Difference:
+    """Return the worst difference over all combinations, or up to the first that breaks the promise."""
+    worst = Difference()
+    for arrays in combinations:
+        numbers: Numbers = {var: as_tensor(values) for var, values in arrays.items()}
+        parts = [
+            difference(old, new, nan_mask(old), finite_only=not promise.tolerates_nonfinite)
+            for old, new in sides.run(numbers)
+        ]
+        worst.add(parts, numbers)
+        if not worst.within(promise):
+            break
+    return worst
+
+
+def _sweep(
+    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
+) -> None:
+    """Run with each value of an integer range once, at some place, where that costs little; add to `worst`."""
+    drawn = sides.drawn
+    for var in drawn:
+        count = math.prod(drawn_shape(var))
+        if np_dtype(var).kind not in "iu" or not count:
+            continue
+        in_range = drawn_range(var, drawing, rng)
+        is_unbounded = not in_range and var not in (drawing.bounds or {})
+        if is_unbounded and drawing.sample(var, np.random.default_rng(0)) is None:
+            in_range = rows_read(sides.ops)
+        values: Sequence[int] = in_range
+        rounds = -(-len(values) // count)
+        if rounds * sides.numbers_read > MOST_SWEPT:  # then those alone that tell both sides apart
+            values = _differing_values(sides, drawing, var, in_range, rng)
+            rounds = -(-len(values) // count)
+        if not rounds:
+            continue
+        # `resize` repeats values from the beginning until the last round is full
+        for values_of_round in np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var))):
+            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_of_round)}
+            _add_round(sides, numbers, worst, promise)
+            if not worst.within(promise):
+                return
+
+
+def _differing_values(
+    sides: BothSides, drawing: Drawing, var: Var, values: range, rng: np.random.Generator
+) -> list[int]:
+    """Return the integers of a range at which both sides differ, beside one draw of all other inputs."""
+    others = drawn_numbers([v for v in sides.drawn if v is not var], drawing, "normal", rng)
+    return apart_at(lambda x: sides.run(others | {var: x}), var, values, sides.ops)
+
+
+def _aim(
+    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
+) -> None:
+    """Run with numbers set to each constant of both sides, where that costs little; add to `worst`."""
+    cost, numbers_read = sides.numbers_read, 0
+    for values in aimed(sides.drawn, drawing, targets(sides.ops), rng, apart=not promise.tolerance.is_exact):
+        numbers_read += cost
+        if numbers_read > MOST_SWEPT:
+            worst.untried = (*worst.untried, "each constant")
+            return
+        numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
+        _add_round(sides, numbers | {v: as_tensor(x) for v, x in values.items()}, worst, promise)
+        if not worst.within(promise):
+            return
+
+
+def _add_round(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promise) -> None:
+    """Add one more round to `worst`, unless the old side overflows and the pass promises only a tolerance."""
+    pairs = sides.run(numbers)
+    if not promise.tolerance.is_exact and overflows(pairs):
+        return  # a sum in another order may overflow elsewhere
+    worst.add(measured(sides, numbers, pairs, [nan_mask(old) for old, _ in pairs], promise), numbers)

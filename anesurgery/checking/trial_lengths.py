@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -59,7 +59,8 @@ class TrialLengths:
     first: tuple[Lengths, ...] = ({},)
     """Lengths that are tried with all kinds of numbers: one for each symbol, long ones, and 1."""
     others: tuple[Lengths, ...] = ()
-    """The ends of the declared range, and the neighbours of constants that a length may meet."""
+    """All declared lengths where they are few; else the ends of their range, and the neighbours of constants
+    that a length may meet."""
     alike: bool = True
     """Whether the ops treat every length alike, so that a proof needs the first lengths only."""
     gap: str = ""
@@ -74,12 +75,6 @@ class TrialLengths:
 def apart_lengths(symbols: Iterable[Any]) -> Lengths:
     """Return a different length for each symbol."""
     return dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
-
-
-def shortest_and_longest(lengths: Iterable[Lengths]) -> tuple[int, int]:
-    """Return the least and the largest of some lengths."""
-    numbers = [n for by_symbol in lengths for n in by_symbol.values()]
-    return min(numbers, default=SYMBOL_LENGTH), max(numbers, default=SYMBOL_LENGTH)
 
 
 def lengths_to_try(
@@ -102,57 +97,55 @@ def lengths_to_try(
     symbols = symbols_of(inputs)
     if not symbols:
         return TrialLengths()
-    use = _with_symbols_of_inputs(use_of(sides, results), renamed_symbols)
+    use = use_of(sides, results).renamed(renamed_symbols)
     ops = [op for side in sides for op in side]
-    elements_at, most = _element_counter(inputs, ops), MOST_ELEMENTS
-    samples = [
+    elements_at = _element_counter(inputs, ops)
+    first = [
         dict.fromkeys(symbols, SYMBOL_LENGTH),
         apart_lengths(symbols),
         dict.fromkeys(symbols, LONG_LENGTH),
         dict.fromkeys(symbols, 1),
     ]
     if use.kind is Use.ALIKE:
-        first, most = samples, MOST_ELEMENTS_ALIKE
-        others, gap = _lengths_at_limits(symbols, ops, declared)
+        others, gap = _lengths_of_alike_ops(symbols, ops, declared)
     elif listed := declared.together(symbols):
         first, others, gap = [min(listed, key=elements_at)], listed, ""
     else:
-        first = _distinct(map(declared.nearest, samples))
-        others, gap = _telling_lengths(symbols, use, declared)
+        first = _distinct(map(declared.nearest, first))
+        others, gap = _lengths_near_constants(symbols, use, declared)
     others = [lengths for lengths in _distinct(others) if lengths not in first]
+    most = MOST_ELEMENTS_ALIKE if use.kind is Use.ALIKE else MOST_ELEMENTS
     affordable = _affordable(others, elements_at, most)
     if len(affordable) < len(others):
         gap = "longer lengths take too many numbers"
     return TrialLengths(tuple(first), tuple(affordable), use.kind is Use.ALIKE, gap)
 
 
-def _with_symbols_of_inputs(use: LengthUse, renamed_symbols: Mapping[Any, Any]) -> LengthUse:
-    """Return a use whose sizes have the symbols of the inputs."""
-    both = (use.sizes, use.compared)
-    sizes, compared = (tuple(dict.fromkeys(d.subs(renamed_symbols) for d in kind)) for kind in both)
-    return replace(use, sizes=sizes, compared=compared)
-
-
 def _distinct(lengths: Iterable[Lengths]) -> list[Lengths]:
     return list({tuple(by_symbol.items()): by_symbol for by_symbol in lengths}.values())
 
 
-def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple[list[Lengths], str]:
-    """Return the lengths that tell the most, and why they do not tell all.
+def _lengths_near_constants(
+    symbols: Sequence[Any], use: LengthUse, declared: Declared
+) -> tuple[list[Lengths], str]:
+    """Return the lengths that decide near constants, or all that are declared; and why they do not tell all.
 
     All symbols that ops use get each length together. Where ops may compare several, each symbol gets it
     alone, too: {s: n}, and all others at their least.
     """
     in_sizes = {s for d in use.sizes for s in d.free_symbols}
     has_unknown = not in_sizes <= {*symbols}  # a size that the inputs do not determine
-    used = [s for s in symbols if s in in_sizes or has_unknown or not in_sizes]
+    # all symbols, if it is not known from which of them the sizes come
+    used = [*symbols] if has_unknown or not in_sizes else [s for s in symbols if s in in_sizes]
     each_alone = len(used) > 1 and (has_unknown or use.joint)
     low, high = united([declared.range_of(s) for s in used])
     if high is not None and high - low < MOST_LENGTHS_IN_FULL:
         numbers = {*range(low, high + 1)}  # all, so nothing is unknown but combinations of several lengths
         gap = _gap(use, symbols, high) if each_alone and use.kind is not Use.LOCAL else ""
     else:
-        numbers, gap = _near_limits(use, symbols, low, high), _gap(use, symbols, high)
+        near = _numbers_of_local_ops if use.kind is Use.LOCAL else _numbers_near_sums
+        numbers = near(use, low, high) | _numbers_near_constants(use, symbols)
+        gap = _gap(use, symbols, high)
     kept = sorted(n for n in numbers if low <= n and (high is None or n <= high))
     lengths = [dict.fromkeys(used, n) for n in kept]
     if each_alone:
@@ -162,24 +155,30 @@ def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared)
     return [declared.nearest({**ordinary, **by_symbol}) for by_symbol in lengths], gap
 
 
-def _near_limits(use: LengthUse, symbols: Sequence[Any], low: int, high: int | None) -> set[int]:
-    """Return the lengths that decide near constants and near the ends of a range.
+def _numbers_near_constants(use: LengthUse, symbols: Sequence[Any]) -> set[int]:
+    """Return the neighbours and doubles of constants, and of the lengths at which a size meets one of them.
 
-    Near constants are their neighbours and doubles, and the lengths at which a size made of one meets them: the
-    size 2 s + 1 meets 9 at the length 4. Of local ops, these are also short lengths, and one for each remainder
-    beyond the reach.
+    The size 2 s + 1 meets 9 at the length 4.
     """
-    made = [d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1]
-    made = [d for d in made if d.free_symbols <= {*symbols}]
-    solved = [least_length(d, next(iter(d.free_symbols)), c) for d in made for c in use.constants]
-    numbers = {n for c in (*use.constants, *solved) for n in (c - 1, c, c + 1, 2 * c)}
-    if use.kind is not Use.LOCAL:
-        numbers |= {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
-        return numbers if high is None else numbers | {low, low + 1, high - 1, high}
+    of_one = [d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1]
+    computed = [(d, s) for d in of_one for s in d.free_symbols if s in symbols]
+    solved = [least_length(d, s, c) for d, s in computed for c in use.constants]
+    return {n for c in (*use.constants, *solved) for n in (c - 1, c, c + 1, 2 * c)}
+
+
+def _numbers_near_sums(use: LengthUse, low: int, high: int | None) -> set[int]:
+    """Return the lengths that meet constants once others are added, and the ends of the range."""
+    shifted = {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
+    return shifted if high is None else shifted | {low, low + 1, high - 1, high}
+
+
+def _numbers_of_local_ops(use: LengthUse, low: int, high: int | None) -> set[int]:
+    """Return the short lengths within the reach of the ops, and one for each remainder beyond it."""
     beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
     within = range(1, use.reach + 1) if use.reach <= MOST_WITHIN_REACH else ()
+    # an end that is farther out has the remainder of a length that is tried
     last = {high} if high is not None and high <= beyond[-1] else set[int]()
-    return numbers | {low, *within, *beyond} | last
+    return {low, *within, *beyond} | last
 
 
 def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
@@ -207,7 +206,7 @@ def _shifted(constant: int, added: Sequence[int]) -> set[int]:
     return {abs(n) for n in lengths}
 
 
-def _lengths_at_limits(
+def _lengths_of_alike_ops(
     symbols: Sequence[Any], ops: Sequence[Operation], declared: Declared
 ) -> tuple[list[Lengths], str]:
     """Return lengths for what is alike and not proved: the ends, some beyond limits; and what they do not tell.

@@ -1,4 +1,8 @@
-"""`anesurgery ranges`, `certify` and `sensitivity`: what a model does on a calibration set."""
+"""`anesurgery ranges`, `certify` and `sensitivity`: what a model does on a calibration set.
+
+`@subcommand` names the public function that `call(...)` calls, with the options that the command shares with
+it; `call["shard"]` is one of these, and `call.of(...)` calls another function with them.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +34,20 @@ Merge = Annotated[
 Save = Annotated[
     Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", callback=ending(".json"))
 ]
-Measured = Annotated[
+OptionalModel = Annotated[
     str | None, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.")
 ]
-MODES_HELP = "palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat."
-Modes = Annotated[list[str] | None, typer.Option("--mode", help=MODES_HELP)]
+Modes = Annotated[
+    list[str] | None,
+    typer.Option("--mode", help="palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat."),
+]
 Bits = Annotated[float | None, typer.Option(help="Propose modes with this many bits on average.")]
 MaxSize = Annotated[str | None, typer.Option(help="Propose modes for this size of all weights, as 20MB.")]
 MaxKl = Annotated[
     float | None, typer.Option(help="Propose the smallest modes with at most this KL divergence.")
 ]
 MinPsnr = Annotated[float | None, typer.Option(help="Propose the smallest modes with at least this PSNR.")]
-Package = Annotated[Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.")]
+CompressedOut = Annotated[Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.")]
 Feedback = Annotated[list[str] | None, typer.Option(help="OUTPUT=INPUT to feed back. Default: found by name.")]
 Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the worst inputs to.")]
 
@@ -49,7 +55,7 @@ Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the wors
 @subcommand("checking.ranges:ranges", waits="running the model in three arithmetics", screen=True)
 def ranges(
     call: Call,
-    model: Measured = None,
+    model: OptionalModel = None,
     inputs: Inputs = None,
     merge: Merge = None,
     save: Save = None,
@@ -124,20 +130,21 @@ def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
 @subcommand("compressing.sensitivity:sensitivity", waits="weights", screen=True, without=("precision",))
 def sensitivity(
     call: Call,
-    model: Measured = None,
+    model: OptionalModel = None,
     inputs: Inputs = None,
     modes: Modes = None,
     bits: Bits = None,
     max_size: MaxSize = None,
     max_kl: MaxKl = None,
     min_psnr: MinPsnr = None,
-    out: Package = None,
+    out: CompressedOut = None,
     merge: Merge = None,
     save: Save = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Measure how much compressing each weight changes the outputs, and propose bits for each."""
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
+    from anesurgery.files.writing import write_atomically
 
     options = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
     goals = {name: goal for name, goal in options.items() if goal is not None}
@@ -154,16 +161,10 @@ def sensitivity(
         shown.append(proposal)
         if out is not None:
             with waiting("compressing with coremltools", call.silent):
-                _write(proposal.apply(model), out, overwrite)
+                compressed, place = proposal.apply(model), out.expanduser().absolute()
+                write_atomically(place, lambda path: compressed.save(str(path)), overwrite)
     then = command("compress", model, "--bits", 4) if model and costs.total else ""
     return Outcome(plain, shown=shown, wrote=[save, out], then=then if out is None else command("see", out))
-
-
-def _write(model: Any, out: Path, overwrite: bool) -> None:
-    """Write a model of coremltools."""
-    from anesurgery.files.writing import write_atomically
-
-    write_atomically(out.expanduser().absolute(), lambda place: model.save(str(place)), overwrite)
 
 
 def _check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:

@@ -11,7 +11,6 @@ take: the same one, or one with another weight or bias.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.interpret.core import Executable, Plan
 from anesurgery.interpret.steps import Env, Step
-from anesurgery.mil import Array, Operation, Var
+from anesurgery.mil import Array, Operation, Var, array_digest
 
 HELD_OUT = 4
 """Every n-th sample is held out: of eight samples, two remain to measure the loss."""
@@ -119,10 +118,7 @@ def _repeated(calibration: Sequence[Sample], held_out: Sequence[Sample]) -> Iter
 def _digest(sample: Sample) -> frozenset[tuple[str, tuple[int, ...], bytes]]:
     """Return a key that is equal for equal samples."""
     arrays = {name: np.asarray(value) for name, value in sample.items()}
-    return frozenset(
-        (name, array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest())
-        for name, array in arrays.items()
-    )
+    return frozenset((name, array.shape, array_digest(array)) for name, array in arrays.items())
 
 
 def _doubts(samples: Sequence[Sample]) -> Iterable[str]:

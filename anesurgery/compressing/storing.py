@@ -6,7 +6,6 @@ results of a compression share `Smaller`, the model that is handed out.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,19 +16,30 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.compressing.correcting import CorrectedWeight, shifted_bias, takes_bias
-from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp, static_shape
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Program,
+    Var,
+    array_digest,
+    mb,
+    replace_uses,
+    stamp,
+    static_shape,
+)
 from anesurgery.placement.inspection import Inspection
 from anesurgery.regions.compressed_weights import Result, build
 from anesurgery.rewriting.ml_program import MLProgram
 
-Key = tuple[tuple[int, ...], str, str]
+Key = tuple[tuple[int, ...], str, bytes]
 """The shape, dtype and digest of the numbers of a constant."""
 
 
 def key_of(var: Var) -> Key:
     """Return a key that is equal for constants with equal numbers."""
-    value = np.ascontiguousarray(var.val)
-    return value.shape, str(value.dtype), hashlib.blake2b(value.data.cast("B"), digest_size=16).hexdigest()
+    value = np.asarray(var.val)
+    return value.shape, str(value.dtype), array_digest(value)
 
 
 def store(programs: Iterable[Program], weights: Iterable[CorrectedWeight]) -> int:

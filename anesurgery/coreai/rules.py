@@ -125,8 +125,8 @@ OWN = (
     Rule(
         "coreai-long-kernel",
         names("conv_transpose"),
-        "with CPU only, a transposed convolution was wrong by as much as its values, at kernels from 8 on and "
-        "at strides from 16 on; on the GPU it was right, and so it is on Linux",
+        "with CPU only, a transposed convolution was wrong by as much as its values, at kernels of 8 or more, "
+        "and at strides of 16 or more; on the GPU it was right, and so it is on Linux",
         "john-rocky/coreai-model-zoo: pull request 18 (coreai-torch 0.4.1 and 0.4.2); run on Linux with "
         "coreai-core 1.0.0b3",
         test=_long_kernel,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from anesurgery.facts.attention import MASKED, MASKING, runtime_inputs
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, operands
 from anesurgery.ops import CARRIERS, COMPARISONS, LOOKUPS, MOVING
-from anesurgery.semantics.reading import number, readers_after
+from anesurgery.semantics.reading import number, readers_after, value_before
 
 Bits = tuple[int, int]
 """The two numbers that a value may hold: (0, 1) or (-1, 0)."""
@@ -118,8 +118,7 @@ def bits(var: Var, nested: int = 12) -> Bits | None:
     Integers may be read as they are. Floats count as bits where they are subtracted from 1, or 1 from them.
     At most `nested` subtractions and products are looked through: masks have one or two.
     """
-    while var.op is not None and var.op.op_type in CARRIERS | MOVING:
-        var = var.op.x
+    var = value_before(var, CARRIERS | MOVING)
     op = var.op
     if op is None:
         return (0, 1) if np_dtype(var).kind in "iub" else None

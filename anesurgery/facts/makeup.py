@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.attention import MASKED, mask_chain
-from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
+from anesurgery.facts.masks import against_causal, take_apart
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
 from anesurgery.mil import (
     Function,
@@ -28,7 +28,14 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import CARRIERS, PRODUCTS, STATEFUL, UNARY, names
-from anesurgery.semantics.reading import channels, reaches_output, readers_after, shape_in_words, weight
+from anesurgery.semantics.reading import (
+    channels,
+    reaches_output,
+    readers_after,
+    shape_in_words,
+    value_before,
+    weight,
+)
 
 SIDE = 8
 """The least height and width of a picture: above the 7 x 7 of the last feature maps of classifiers."""
@@ -135,7 +142,7 @@ def _mask_kind(op: Operation) -> str:
     chain = mask_chain(op)
     if chain is NO_MATCH:
         return "unknown" if _adds_dynamic_mask(op) else "open"
-    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
+    parts = chain if isinstance(chain, Refusal) else take_apart(chain)
     if isinstance(parts, Refusal):
         return "unknown"
     if against_causal(parts.keep) is None:
@@ -147,9 +154,7 @@ def _adds_dynamic_mask(op: Operation) -> bool:
     """Are scores added to a select between dynamic numbers and a fill, perhaps repeated for shared heads?"""
     added = producer(op.x, "add") if op.op_type == "softmax" else None
     for term in () if added is None else (added.x, added.y):
-        while (moved := producer(term, *CARRIERS, "tile")) is not None:
-            term = moved.x
-        chosen = producer(term, "select")
+        chosen = producer(value_before(term, CARRIERS | {"tile"}), "select")
         fills = [] if chosen is None else [constant(v) for v in (chosen.a, chosen.b)]
         if any(fill is not None and np.max(fill) <= MASKED for fill in fills):
             return True

@@ -43,7 +43,10 @@ from anesurgery.text import type_text
 MOST_CONDITIONS = 3
 """The most dynamic conditions of one mask: each more doubles the number of evaluations."""
 
-Literal = tuple[Var, bool]
+FARTHEST_RANGE = 8
+"""The most ops between a comparison and the positions that it reads: views, sums and a range. A choice."""
+
+Requirement = tuple[Var, bool]
 """A boolean of the program, and the value that it must have for a score to be kept."""
 
 
@@ -51,9 +54,11 @@ Literal = tuple[Var, bool]
 class Parts:
     """A mask, taken apart."""
 
+    chain: Chain
+    """The ops of the mask, without the constant biases that are added first."""
     keep: Array
     """Which scores are kept as far as is known at conversion: bool, with the axes of the scores or more."""
-    conditions: tuple[Literal, ...] = ()
+    conditions: tuple[Requirement, ...] = ()
     """Dynamic booleans that must all hold for a score to be kept."""
     dynamic_terms: tuple[Var, ...] = ()
     """Other dynamic terms that are added to the scores as they are."""
@@ -70,13 +75,14 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
 
     With `shifted`, kept scores may be shifted, as by a distance bias in the same constant.
     """
-    kept_terms: dict[Var, torch.Tensor] = {}
+    chain = _without_leading_biases(chain)
+    other_terms: dict[Var, None] = {}
     conditions: dict[Var, None] = {}
-    for term, added in _terms(chain):
-        # static terms stay where ops add them; fused attention (no ops) reads one mask, in which they are
-        may_stay_a_term = runtime_inputs([term]) or (chain.ops and is_sum(chain))
-        if added and may_stay_a_term and _is_bias(term):
-            kept_terms[term] = torch.zeros([1])
+    # static terms may stay where ops add them; fused attention reads one mask, in which they are
+    static_may_stay = bool(chain.ops) and is_sum(chain)
+    for term, is_added in _terms(chain):
+        if is_added and (static_may_stay or runtime_inputs([term])) and _may_be_bias(term):
+            other_terms[term] = None
             continue
         if (of_term := _conditions_of(term)) is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
@@ -85,44 +91,47 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
     if len(conditions) > MOST_CONDITIONS:
         return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
     # of a conjunction, exactly one assignment of its conditions keeps anything; without any, there is only one
-    literals: list[Literal] | None = None
+    required: list[Requirement] | None = None
     keep: Array = np.zeros((1, 1), bool)
+    zeros = dict.fromkeys(other_terms, torch.zeros([1]))  # terms that mask nothing count as 0 here
     for assignment in _assignments(conditions):
-        kept = _keep(chain, {**kept_terms, **_as_tensors(assignment)}, shifted)
+        kept = _keep(chain, {**zeros, **_as_tensors(assignment)}, shifted)
         if isinstance(kept, Refusal):
             return kept
         if kept.any() or not assignment:
-            if literals is not None:
+            if required is not None:
                 return Refusal("what the mask depends on is not a conjunction")
-            literals, keep = list(assignment.items()), kept
-    return _parts(chain, literals or [], keep, list(kept_terms))
+            required, keep = list(assignment.items()), kept
+    return _parts(chain, required or [], keep, list(other_terms))
 
 
-def without_leading_biases(chain: Chain) -> Chain:
+def _without_leading_biases(chain: Chain) -> Chain:
     """Return the chain without the constant terms that are added first and mask nothing."""
     while len(chain.ops) > 1 and chain.ops[0].op_type in ("add", "sub"):
-        mask = chain.masks[0]
-        if constant(mask) is None or not _is_bias(mask):
+        mask = chain.masks[0]  # that of the first op, since an `add` has one
+        if constant(mask) is None or not _may_be_bias(mask):
             break
         scores = chain.ops[0].outputs[0]
         chain = replace(chain, scores=scores, masks=chain.masks[1:], ops=chain.ops[1:])
     return chain
 
 
-def _parts(chain: Chain, literals: list[Literal], keep: Array, kept_terms: list[Var]) -> Parts | Refusal:
+def _parts(
+    chain: Chain, required: Iterable[Requirement], keep: Array, other_terms: Iterable[Var]
+) -> Parts | Refusal:
     """Move static conjuncts into `keep`; dynamic ones stay conditions."""
-    conditions: dict[Literal, None] = {}
-    for var, required in (leaf for literal in literals for leaf in conjuncts(*literal)):
+    conditions: dict[Requirement, None] = {}
+    for var, wanted in (part for requirement in required for part in conjuncts(*requirement)):
         if runtime_inputs([var]):
-            conditions[var, required] = None
+            conditions[var, wanted] = None
         elif (value := evaluate_static(var)) is None:
             return Refusal(f"%{var.name} cannot be evaluated")
         else:
-            keep = keep & (value.astype(bool) == required)
+            keep = keep & (value.astype(bool) == wanted)
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
-    dynamic_terms = tuple(v for v in kept_terms if runtime_inputs([v]))
-    static_terms = tuple(v for v in kept_terms if v not in dynamic_terms)
-    return Parts(without_copies(keep), tuple(conditions), dynamic_terms, static_terms)
+    dynamic_terms = tuple(v for v in other_terms if runtime_inputs([v]))
+    static_terms = tuple(v for v in other_terms if v not in dynamic_terms)
+    return Parts(chain, without_copies(keep), tuple(conditions), dynamic_terms, static_terms)
 
 
 def _terms(chain: Chain) -> list[tuple[Var, bool]]:
@@ -142,11 +151,11 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
     return terms
 
 
-def _is_bias(term: Var) -> bool:
-    """Is an added term no mask, so that it may stay a term?
+def _may_be_bias(term: Var) -> bool:
+    """May an added term be a bias, and no mask?
 
-    Yes where it has no static value; where conditions can make a number of it that neither keeps nor masks; and
-    where it is constant, not 0 everywhere, and masks nothing.
+    Yes where its value is unknown, whatever its conditions are; where conditions can make a number of it that
+    neither keeps nor masks; and where it is constant, not 0 everywhere, and masks nothing.
     """
     conditions = _conditions_of(term)
     if conditions is None:
@@ -169,7 +178,7 @@ def _conditions_of(mask: Var) -> list[Var] | None:
         var = stack.pop()
         if constant(var) is not None or not runtime_inputs([var]):
             continue
-        if _is_boolean(var) and producer(var, "logical_not") is None:
+        if np_dtype(var).kind == "b" and producer(var, "logical_not") is None:
             if static_shape(var) is None:
                 return None
             conditions[var] = None
@@ -182,23 +191,22 @@ def _conditions_of(mask: Var) -> list[Var] | None:
     return list(conditions)
 
 
-def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
-    """Return the literals that must all hold for a condition to have a value, as far as it is a conjunction."""
-    literals: list[Literal] = []
-    seen, pending = set[Literal](), [(condition, wanted)]
+def conjuncts(condition: Var, wanted: bool) -> list[Requirement]:
+    """Return what must all hold for a condition to have a value, as far as it is a conjunction."""
+    leaves: list[Requirement] = []
+    seen, pending = set[Requirement](), [(condition, wanted)]
     while pending:
-        literal = pending.pop()
-        if literal in seen:
+        var, value = pending.pop()
+        if (var, value) in seen:
             continue
-        seen.add(literal)
-        (var, value), op = literal, literal[0].op
-        if op is not None and op.op_type == "logical_not":
+        seen.add((var, value))
+        if (op := producer(var, "logical_not")) is not None:
             pending.append((op.x, not value))
-        elif op is not None and op.op_type == ("logical_and" if value else "logical_or"):
+        elif (op := producer(var, "logical_and" if value else "logical_or")) is not None:
             pending += [(op.y, value), (op.x, value)]
         else:
-            literals.append((var, value))
-    return literals
+            leaves.append((var, value))
+    return leaves
 
 
 def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
@@ -253,10 +261,8 @@ def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         neither = ~(keep | masked)
         if np.isnan(zero).any():
             return Refusal("the mask holds NaN")
-        if (
-            not masked.any() and (zero != one).all()
-        ):  # no score is masked, but scaled or shifted, each in its way
-            return np.ones_like(keep)
+        if not masked.any() and (zero != one).all():
+            return np.ones_like(keep)  # no score is masked, but scaled or shifted, each in its way
         if neither.any():
             place = tuple(int(i) for i in np.argwhere(neither)[0])
             factor = one[place] - zero[place]
@@ -272,12 +278,13 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     if is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
-            if term in bound and not _is_boolean(term):
+            is_boolean = np_dtype(term).kind == "b"
+            if term in bound and not is_boolean:
                 continue
             if (value := static_value(term, bound)) is None:
                 return None
             with np.errstate(over="ignore", invalid="ignore"):
-                total = total + (np.where(value, 0, -np.inf) if _is_boolean(term) else value)
+                total = total + (np.where(value, 0, -np.inf) if is_boolean else value)
         return total, total + 1
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
     results = []
@@ -291,13 +298,11 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
 
 
 def is_sum(chain: Chain) -> bool:
-    """Are the masks only added (or the one operand of fused attention)?"""
+    """Are the masks only added (or the one operand of fused attention)?
+
+    In a chain, a `maximum` is a floor under masked scores, and has no mask operand.
+    """
     return all(op.op_type in ("add", "maximum") for op in chain.ops)
-
-
-def _is_boolean(var: Var) -> bool:
-    """Does a value hold booleans?"""
-    return np_dtype(var).kind == "b"
 
 
 def static_value(var: Var, bound: Bound) -> Array | None:
@@ -350,8 +355,8 @@ def _looks_back(op: Operation) -> bool:
 
 
 def _is_range(var: Var | None) -> bool:
-    """Does a value hold positions: a `range_1d`, or a rising constant, at most 8 ops upstream?"""
-    for _ in range(8):
+    """Does a value hold positions: a `range_1d`, or a rising constant, a few ops upstream?"""
+    for _ in range(FARTHEST_RANGE):
         op = var.op if var is not None else None
         if op is None or op.op_type == "range_1d":
             return op is not None
@@ -380,7 +385,7 @@ def causal_window(chain: Chain | Refusal, op: Operation) -> int | Refusal:
     """
     if chain is NO_MATCH:
         return Refusal("nothing is masked", op)
-    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)
+    parts = chain if isinstance(chain, Refusal) else take_apart(chain, shifted=True)
     if isinstance(parts, Refusal):
         return parts
     if (against := against_causal(parts.keep)) is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, is_output, is_stored
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, is_symbolic
 from anesurgery.ops import CONTRACTIONS, REDUCTIONS, WEIGHTED, names
 from anesurgery.semantics.reading import sliced
 from anesurgery.semantics.rows import SPECS, places_of, slices_read
@@ -23,28 +23,27 @@ NORM = frozenset(
 )
 """Ops that layer norms and root mean square norms are written with."""
 
-SIZED = names("one_hot slice_by_size slice_update split stack")
+NOT_REBUILT = names("one_hot slice_by_size slice_update split stack")
 """Ops that are not rebuilt on one row: they hold a length, give several values, or add an axis."""
 
-WITH_KNOWN_AXES = frozenset(op_type for op_type, row in SPECS.items() if row.axes is not None) - SIZED
+WITH_KNOWN_AXES = frozenset(op_type for op_type, row in SPECS.items() if row.axes is not None) - NOT_REBUILT
 """Ops whose axes `places_of` can follow."""
 
-Rows = dict[Var, int]
-"""Operand that must be restricted to one row -> its axis of rows."""
+RowAxes = dict[Var, int]
+"""Value that must be restricted to one row -> its axis of rows."""
 
 
-def rows_read(op: Operation, axis: int) -> Rows | None:
+def rows_read(op: Operation, axis: int) -> RowAxes | None:
     """Return the operands of which an op reads one row for one row of its result; None if it mixes rows.
 
     A stored value with many rows gives None, too, and so does a product with a computed right-hand side. The
     axis is that of the rows in the one result of the op.
     """
-    axes = places_of(op) if op.op_type in WITH_KNOWN_AXES and len(op.outputs) == 1 else None
-    rows = None if axes is None else slices_read(axes, axis)
-    if axes is None or rows is None or any(is_stored(v) for v in rows):
+    placed = places_of(op) if op.op_type in WITH_KNOWN_AXES and len(op.outputs) == 1 else None
+    if placed is None or (row_axes := slices_read(placed, axis)) is None or any(map(is_stored, row_axes)):
         return None
-    is_row_wise = op.op_type not in CONTRACTIONS or all(axis in o.places or is_stored(o.var) for o in axes)
-    return rows if is_row_wise else None
+    has_rows = (axis in operand.places or is_stored(operand.var) for operand in placed)
+    return row_axes if op.op_type not in CONTRACTIONS or all(has_rows) else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def row_tail(result: Var, axis: int, *, deep: bool = False, head_follows: bool =
     Args:
         result: the value of which only some rows are needed.
         axis: the axis of the rows.
-        deep: go on through the body?
+        deep: pass any row-wise op before the head, not norms only?
         head_follows: a head comes after `result`, so that none has to be passed (the tail may be empty)?
     """
     walk = _Walk(result, axis, deep=deep, head_follows=head_follows)
@@ -88,7 +87,7 @@ class _Walk:
         block = result.op.enclosing_block if result.op is not None else None
         self.result, self.deep = result, deep
         self.order = {op: i for i, op in enumerate(block.operations if block is not None else ())}
-        self.row_axes: Rows = {result: axis}
+        self.row_axes: RowAxes = {result: axis}
         """Value of which one row is needed, and whose producer was not passed yet -> its axis of rows."""
         self.heads_passed: dict[Var, int] = {result: int(head_follows)}
         """Value -> the most heads on a path from it to the result."""
@@ -130,24 +129,10 @@ def takes_last_position(op: Operation, axis: int) -> bool:
     rest = [d for a, d in enumerate(x.shape) if a != axis]
     if shape not in (rest, [*rest[:axis], 1, *rest[axis:]]):
         return False
-    last = (-1,) if any_symbolic(x.shape) else (-1, x.shape[axis] - 1)
+    last = (-1,) if is_symbolic(x.shape[axis]) else (-1, x.shape[axis] - 1)
     if op.op_type == "gather":
         index = constant(op.indices)
         along = constant(op.axis) in (axis, axis - x.rank)
         return along and index is not None and np.size(index) == 1 and int(np.max(index)) in last
     parts = sliced(op)
     return parts[axis].begin in last and all(part.stride == 1 for part in parts)
-
-
-def leads_to_weights(value: Var) -> bool:
-    """Does a product with stored weights depend on a value?"""
-    seen: set[Operation] = set()
-    queue = consumers(value)
-    while queue:
-        op = queue.pop()
-        if op.op_type in WEIGHTED:
-            return True
-        if op not in seen:
-            seen.add(op)
-            queue += [reader for v in op.outputs for reader in consumers(v)]
-    return False

@@ -29,6 +29,7 @@ from anesurgery.neuralnetwork.making import Step, make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.reading import shape_in_words
 
 Shape = tuple[int | None, ...]
 """The sizes of a blob; None for a dynamic size."""
@@ -79,8 +80,7 @@ class Site:
         """
         shape = self.shape(blob)
         if None in shape:
-            words = "x".join("?" if d is None else str(d) for d in shape)
-            raise Refused(f"the shape of {blob!r} is {words}: a size is dynamic")
+            raise Refused(f"the shape of {blob!r} is {shape_in_words(shape)}: a size is dynamic")
         return tuple(d for d in shape if d is not None)
 
     def constant(self, blob: str) -> Array | None:

@@ -38,7 +38,7 @@ class Scope:
         families: generations of the engine (`Chip.family`) that it concerns; empty for all.
         os: where it was seen, in words ("seen on M4, macOS 27.0.1"); "" if the source does not say.
         until: (platform, last major release on which it holds) pairs, as (("iOS", 17),); empty for no end.
-        since: (platform, first major release) pairs; a target without an OS is always concerned.
+        since: (platform, first major release) pairs.
         model_type: "mlprogram", "neuralnetwork", or "any".
         via: "Core ML", or "compiler" for the private ANE compiler.
     """
@@ -51,7 +51,7 @@ class Scope:
     via: str = "Core ML"
 
     def concerns(self, target: Target) -> bool:
-        """Does it include any chip of the target, on its OS?"""
+        """Does it include any chip of the target, on its OS? A target without an OS is always concerned."""
         if self.families and not self.families & target.families:
             return False
         if target.platform is None or target.os is None:

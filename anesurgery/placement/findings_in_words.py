@@ -17,9 +17,7 @@ ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
 ALWAYS_NAN = "num-mask-product"
 """The rule about masks that make every row NaN; other risks of numbers depend on the inputs."""
-FAILING_LOADS = frozenset(
-    r.id if r.chips or r.systems or r.refused_by_parser else f"{r.id}-elsewhere" for r in REPORTS
-)
+FAILING_LOADS = frozenset(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS)
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 
 

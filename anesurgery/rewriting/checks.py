@@ -406,7 +406,7 @@ class Exact:
     """Sentences about steps that stay although they cost digits."""
 
 
-def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
+def without_losses_of_digits(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
     """Take back the steps that make outputs less exact, in fp16 or in the engine's arithmetic.
 
     If the outputs at the end are as exact as at the start, no step is judged. Else each step is judged beside

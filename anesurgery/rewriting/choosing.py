@@ -16,7 +16,15 @@ from anesurgery.checking.exactness import Near
 from anesurgery.errors import Refusal
 from anesurgery.placement.score import CLEARLY, Score
 from anesurgery.placement.target import Target, spans
-from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
+from anesurgery.rewriting.checks import (
+    FLOP,
+    WRONG,
+    Outputs,
+    Repairs,
+    hazards_of,
+    repairs_of,
+    without_losses_of_digits,
+)
 from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, Words, figures
 from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass, in_order
@@ -67,33 +75,34 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     targets = [step.judged_on(session) for step in wish.steps if isinstance(step, Searching)]
     target = targets[0] if targets else Target.parse(session.target)
     trials, start = Trials(session), Trial(given, target, session)
-    outputs = Outputs.of(start, session, gate, seeds=1, most_flop=FLOP, flat=(0.0, 1.0))
+    outputs = Outputs.of(start, session, gate, seeds=1, most_flop=FLOP, constant_inputs=(0.0, 1.0))
     repairs = list(repairs_of(wish.repairs, start, trials, outputs))
-    # the repairs that stand first; costly steps are not tried, and end the plan
-    repairing = {step.name: step for repair in repairs for step in repair.steps}
+    repairing = {step.name: step for repair in repairs for step in repair.steps}  # these come first
+    # costly steps are not tried, and end the plan
     others = [step for step in wish.steps if step.name not in repairing and not step.costly]
-    required = dict.fromkeys(wish.asked, ASKED)
-    required |= {step.name: repair.needed for repair in repairs for step in repair.steps}
+    required = {step: ASKED for step in wish.steps if step.name in wish.asked}
+    required |= {step: repair.needed for repair in repairs for step in repair.steps}
     search, less_exact = Search(start, trials, required), dict[str, str]()
     end = search.best(in_order((*repairing.values(), *others)))
-    composer = _Composer(wish, search, repairs, start, end, outputs)
+    composer = _Composer(wish, session, search, repairs, start, end, outputs)
     if (wish.exact or search.searching_step is not None or repairing) and composer.gain:
-        judged = exact(start, end, trials, Outputs.of(start, session, gate))
+        judged = without_losses_of_digits(start, end, trials, Outputs.of(start, session, gate))
         search.results.notes += judged.notes
         end, less_exact = judged.end, judged.losses
-    if search.searching_step is not None:
-        end = _with_last_steps(search, search.searching_step, end)
-    if end is not composer.end:  # else the gain is known
+    end = _with_last_steps(search, end)
+    if end is not composer.end:  # a new one, since the gain and the report that it keeps depend on the end
         composer = replace(composer, end=end, less_exact=less_exact)
     if session.samples or repairing:
         composer.near = outputs.before_and_after(start, end)
     return composer.chosen()
 
 
-def _with_last_steps(search: Search, searching_step: Searching, end: Trial) -> Trial:
+def _with_last_steps(search: Search, end: Trial) -> Trial:
     """Return the trial after the steps that are needed after a search; note in `search` why they are."""
-    for step, why in searching_step.last(end.subject, search.tried.session):
-        search.required[step.name] = why
+    searching = search.searching_step
+    last = () if searching is None else searching.last(end.subject, search.tried.session)
+    for step, why in last:
+        search.required[step] = why
         new = search.tried.after(end, step)
         if isinstance(new, Trial):
             end = new
@@ -106,6 +115,7 @@ class _Composer:
     """Composes a plan from the results of the search."""
 
     wish: Wish
+    session: Session
     search: Search
     repairs: Sequence[Repairs]
     start: Trial
@@ -121,7 +131,7 @@ class _Composer:
     @property
     def has_target(self) -> bool:
         """Did the caller name a target?"""
-        return bool(self.search.tried.session.target)
+        return bool(self.session.target)
 
     @property
     def costly(self) -> list[Pass]:
@@ -143,13 +153,15 @@ class _Composer:
         """Return the plan; it has no steps if the whole gains nothing."""
         if self.gain:
             return self.composed(self.gain)
-        why = self.why_nothing()
-        left_out_recipe = [(self.wish.name, Refusal(why))] if self.start.subject.was_layers else []
+        worse = next(filter(None, map(self.end.subject.worse_than_layers, self.targets)), "")
+        where = self.targets[0].words if self.has_target else _chips(self.targets)
+        why = f"the neural network stays as it is: {worse}" if worse else f"nothing to gain on {where}"
+        left_out_recipe = [(self.wish.name, Refusal(why))] if self.start.subject.was_network else []
         return replace(self, end=self.start, near=(self.near[0], self.near[0])).composed(why, left_out_recipe)
 
     def composed(self, gain: Words, left_out_recipe: Sequence[tuple[str, Refusal]] = ()) -> Chosen:
         """Return the plan with all steps up to the end, and what they gain."""
-        start, session = self.start, self.search.tried.session
+        start, session = self.start, self.session
         wrong = [repairs.headline for repairs in self.repairs if self.stays(repairs.steps)]
         plan = Plan(
             recipe=self.wish.name,
@@ -165,33 +177,34 @@ class _Composer:
         )
         return Chosen(plan, start, None if self.costly else self.end)
 
-    def why_nothing(self) -> str:
-        """Return words that say that the whole gains nothing, and where it would lose."""
-        worse = next(filter(None, map(self.end.subject.worse_than_layers, self.targets)), "")
-        where = self.targets[0].words if self.has_target else _chips(self.targets)
-        return f"the neural network stays as it is: {worse}" if worse else f"nothing to gain on {where}"
-
     @cached_property
     def gain(self) -> Words:
-        """Return what the whole gains, or why it is done without a known gain; "" for nothing.
+        """What the whole gains, or why it is done without a known gain; "" for nothing.
 
-        The first of these decides: no steps, a slower format, steps that were asked for, no known score, a
-        measured gain, an estimated gain, finite outputs. Without a target, what it gains on each chip is
-        computed only if somebody asks.
+        The first of these decides: no steps, a slower format, steps that were asked for, a new format that is
+        not clearly faster on the target, no known score, the gain by the score.
         """
         start, end, required = self.start, self.end, self.search.required
+        was_network = start.subject.was_network
         if end is start and not self.costly:
             return ""
-        if start.subject.was_layers and all(map(end.subject.worse_than_layers, self.targets)):
+        if was_network and all(map(end.subject.worse_than_layers, self.targets)):
             return ""
-        named = [step for step in end.steps if step.name in required or step.essential]
+        named = [step for step in end.steps if step in required or step.essential]
         if named or self.costly:
-            return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
-        needs_speed = start.subject.was_layers and self.has_target
-        if needs_speed and not all(map(self.pays_for_the_format, self.targets)):
+            return ", ".join(dict.fromkeys(f"{step.name} {required.get(step, ASKED)}" for step in named))
+        if was_network and self.has_target and not all(map(self.pays_for_the_format, self.targets)):
             return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"
+        return self.gain_in_score()
+
+    def gain_in_score(self) -> Words:
+        """Return a measured gain, else an estimated one, else that outputs are finite; "" for nothing.
+
+        Without a target, what is gained on each chip is computed only if somebody asks.
+        """
+        start, end = self.start, self.end
         if not end.score.on_cpu and self.search.measured_gain(end.steps, start):
             return "a gain was measured"
         gain = self.estimated_gain()
@@ -204,7 +217,7 @@ class _Composer:
 
     def estimated_gain(self) -> str:
         """Return what the whole gains by the estimate on the first target where it does, in words."""
-        if self.has_target and not self.start.subject.was_layers:
+        if self.has_target and not self.start.subject.was_network:
             return self.end.score.worth(self.start.score)
         with self.start.known.within():
             before, after = self.start.subject, self.end.subject
@@ -229,7 +242,7 @@ class _Composer:
         remedies = {step: words for steps, words in search.results.remedy_gains.items() for step in steps}
         for trial in self.end.path:
             step, old = trial.steps[-1], trial.before
-            why = remedies.get(step) or search.required.get(step.name, "")
+            why = remedies.get(step) or search.required.get(step, "")
             if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
                 why = MAY + rules
             if not why and self.has_target and trial.score_if_any is not None and old is not None:
@@ -240,7 +253,8 @@ class _Composer:
     def left_out(self) -> Iterator[tuple[str, Refusal]]:
         """Yield (name, refusal) of what was tried and is not in the plan, and of steps that found nothing."""
         yield from self.report[1]
-        losses = [*self.search.results.step_losses.items(), *self.less_exact.items()]
+        losses = [(step.name, loss) for step, loss in self.search.results.step_losses.items()]
+        losses += self.less_exact.items()
         yield from ((n, Refusal(f"undone: {loss}; name it to keep it")) for n, loss in losses)
         ran = {part.name for step in self.end.steps for part in (step, *step.parts())}
         ran |= {name for name, _ in losses}

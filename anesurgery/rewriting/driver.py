@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.grades import EXACT, Grade, SiteCheck
+from anesurgery.checking.grades import EXACT, EarlierChecks, Grade, SiteCheck
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, nested_ops, reads, types
 from anesurgery.ops import CONTROL, IMPURE
@@ -222,7 +222,7 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
         return {"unchecked": SHAPE}
     from anesurgery.checking.site import check_site
 
-    earlier = session.checks.setdefault(str(step), {})
+    earlier = session.checks.setdefault(str(step), EarlierChecks())
     try:
         promise = replace(step.promise, limits=built.limits)
         proof = check_site(

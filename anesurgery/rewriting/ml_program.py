@@ -83,7 +83,7 @@ class Subject(ABC):
     """Can its passes run inside `ct.convert` too?"""
     shares_weights: ClassVar[bool] = True
     """Does a copy share the weights, so that it costs next to nothing?"""
-    was_layers: bool = False
+    was_network: bool = False
     """Was it made of the layers of a neural network?"""
     member: str | int | None = None
     """The model of a pipeline that is edited, by name or number; None for all."""
@@ -380,7 +380,7 @@ class MLProgram(Subject):
             bound(self.loaded, {name: value for name, value in values.items() if name not in states})
 
     @property
-    def was_layers(self) -> bool:  # type: ignore[override]
+    def was_network(self) -> bool:  # type: ignore[override]
         """Was it made of a neural network?"""
         return self.layers is not None
 
@@ -399,7 +399,7 @@ class MLProgram(Subject):
         return self.advised(target) if layers is None else [layers]
 
     def _layers_inspected(self, target: Target) -> Inspection | None:
-        return inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        return inspect_other(self.layers, target, inspect_program) if self.was_network else None
 
     def advised(self, target: Target) -> list[Inspection]:
         """Return the inspection of each function of all programs, with advice."""
@@ -422,7 +422,7 @@ class MLProgram(Subject):
 
     def notes(self, before: Self) -> list[str]:
         """Return what changed when a neural network became a program, and what that means for the ANE."""
-        is_fp32 = self.was_layers and not _computes_in_fp16(self.loaded.program)
+        is_fp32 = self.was_network and not _computes_in_fp16(self.loaded.program)
         return [*self.loaded.notes, *([FROM_NETWORK] if is_fp32 else [])]
 
     def worse_than_layers(self, target: Target) -> str:

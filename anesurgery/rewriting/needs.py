@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.checking.edit_sites import lies_within
 from anesurgery.checking.grades import UpperLimit
-from anesurgery.checking.site import lies_within
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import adapt_inputs
 from anesurgery.interpret.predictor import run

@@ -301,8 +301,7 @@ class _OpPlace(Place):
         Returns:
             The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
         """
-        from anesurgery.checking.edit_sites import site_of
-        from anesurgery.checking.site import limits_of
+        from anesurgery.checking.edit_sites import limits_of, site_of
         from anesurgery.rewriting.needs import needs_of
 
         promise = replace(self.step.promise, limits=built.limits)

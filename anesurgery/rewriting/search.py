@@ -2,12 +2,14 @@
 
 A *step* is a pass of the recipe; each is tried on a copy of the model. A *remedy* is a pass that a finding of
 `inspect` names: a `Searching` step, as in `auto`, stands for the remedies that its search keeps, and these are
-looked up again after each one. The rules, in the order in which they are applied:
+looked up again after each one. Rules 1 to 3 are applied to the remedies, in this order, and then rules 1, 2 and
+4 to the steps:
 
 1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
 2. Each step that may be useless now is left out once: a later step may have made it so.
 3. Steps that change results must gain clearly more than the best plan without them.
-4. Each step of the recipe that was left out is tried once more at the end.
+4. Each step of the recipe that was left out is tried once more at the end, and then has to gain something. A
+   step without which the others gain more (rule 2) is not.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ class SearchResults:
     """Remedy that is not kept, as text -> (its name, why)."""
     remedies_refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """Name of an op -> (name of the remedy that a finding names there, why the remedy refuses it)."""
-    step_losses: dict[str, str] = field(default_factory=dict)
-    """Name of a step of the recipe that is left out -> what it would lose."""
+    step_losses: dict[Pass, str] = field(default_factory=dict)
+    """Step of the recipe that is left out -> what it would lose."""
     steps_needed: dict[Pass, str] = field(default_factory=dict)
     """Step that gains nothing by itself -> what would be lost without it."""
     notes: list[str] = field(default_factory=list)
@@ -93,11 +95,13 @@ class Search:
     start: Trial
     """The model as given."""
     tried: Trials
-    required: dict[str, str] = field(default_factory=dict)
-    """Name of a step that stays whatever it costs -> why, as words that follow its name."""
+    required: dict[Pass, str] = field(default_factory=dict)
+    """Step that stays whatever it costs -> why, as words that follow its name."""
     results: SearchResults = field(default_factory=SearchResults)
     searching_step: Searching | None = None
     """The step of the recipe that asked for a search for remedies."""
+    better_without: set[Pass] = field(default_factory=set)
+    """Steps of the recipe that are left out, since the others gain more without them."""
     before_remedies: Trial = field(init=False)
     """The model where the search for remedies began; the model as given before that."""
 
@@ -122,8 +126,8 @@ class Search:
             losses.clear()
         end = self.without_useless_steps(end)  # rule 2
         for step in steps if losses else ():  # rule 4
-            if step not in end.steps and not losses.get(step.name, "").startswith(USELESS):
-                end = self.add_step(end, step, again=True)
+            if step not in end.steps and step not in self.better_without and not isinstance(step, Searching):
+                end = self.add_step(end, step, must_gain=True)
         return end
 
     def run_all(self, steps: Sequence[Pass]) -> Trial:
@@ -142,31 +146,27 @@ class Search:
                 self.results.steps_idle += new.refusals
         return end
 
-    def add_step(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
+    def add_step(self, old: Trial, step: Pass, *, must_gain: bool = False) -> Trial:
         """Return the trial with one step of the recipe more if it loses nothing, else the old trial.
 
-        A step that is tried `again` has to gain something.
+        Of a step that is left out, the first loss is noted.
         """
-        if isinstance(step, Searching):
-            return old
-        new = self.tried.after(old, step)
+        new, losses = self.tried.after(old, step), self.results.step_losses
         if isinstance(new, Idle):
             if new.error is not None:
-                self.results.step_losses[step.name] = (
-                    f"on what the steps before it left, it failed: {new.error}"
-                )
+                losses.setdefault(step, f"on what the steps before it left, it failed: {new.error}")
             return old
         loss = "" if step.essential or self.is_remedy(step) else self.loss(old, new)
         if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
             self.results.notes.append(f"{step.name}: {_overruled(gain, loss)}")
-        elif loss and step.name in self.required:
+        elif loss and step in self.required:
             self.warn_of_loss(old, new, loss)
         elif loss:
-            self.results.step_losses.setdefault(step.name, loss)
+            losses.setdefault(step, loss)
             return old
-        elif again and not new.score.gain(old.score):
+        elif must_gain and not new.score.gain(old.score):
             return old
-        self.results.step_losses.pop(step.name, None)
+        losses.pop(step, None)
         return new
 
     def warn_of_loss(self, old: Trial, new: Trial, loss: str) -> None:
@@ -174,7 +174,7 @@ class Search:
         step = new.steps[-1]
         slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
         losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
-        words = f"{step.name} {self.required[step.name]}, and is kept although {losses}"
+        words = f"{step.name} {self.required[step]}, and is kept although {losses}"
         if words not in self.results.warnings:
             self.results.warnings.append(words)
 
@@ -192,9 +192,8 @@ class Search:
 
     def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
         """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
-        with_gains = [s for s in steps if type(s).known_gain is not Pass.known_gain]
         graphs = trial.subject.chosen
-        gains = (step.known_gain(graph, self.start.target) for step in with_gains for graph in graphs)
+        gains = (step.known_gain(graph, self.start.target) for step in steps for graph in graphs)
         return next(filter(None, gains), "")
 
     def is_remedy(self, step: Pass) -> bool:
@@ -207,16 +206,21 @@ class Search:
             step = trial.steps[-1]
             if self.is_remedy(step) or not self.may_be_useless(trial, end):
                 continue
-            other = self.tried.without(self.start, end, step)
-            if other is None or other.score.loss(end.score):
+            if (other := self.without(end, step)) is None:
                 continue
             better = _better_without(end, other)
             if not better and (needed := end.score.gain(other.score) or _fewer_findings(end, other)):
                 self.results.steps_needed[step] = needed
                 continue
-            self.results.step_losses[step.name] = f"{USELESS} ({better})" if better else NOTHING
+            self.results.step_losses[step] = f"{USELESS} ({better})" if better else NOTHING
+            self.better_without |= {step} if better else set()
             end = other
         return end
+
+    def without(self, end: Trial, step: Pass) -> Trial | None:
+        """Return the trial without a step; None where the model then loses something."""
+        other = self.tried.without(self.start, end, step)
+        return None if other is None or other.score.loss(end.score) else other
 
     def without_useless_remedies(self, end: Trial) -> Trial:
         """Return the trial without the remedies without which the model loses nothing.
@@ -229,8 +233,8 @@ class Search:
                 continue
             if step is end.steps[-1] or not end.score.grows(self.before_remedies.score):
                 continue
-            other = self.tried.without(self.start, end, step)
-            if other is None or other.score.loss(end.score) or len(other.steps) != len(end.steps) - 1:
+            other = self.without(end, step)
+            if other is None or len(other.steps) != len(end.steps) - 1:
                 continue
             if other.cost_to_callers > end.cost_to_callers or too_far(self.before_remedies, other):
                 continue
@@ -249,12 +253,7 @@ class Search:
         replaced later.
         """
         step, old = trial.steps[-1], trial.before
-        if (
-            old is None
-            or step.essential
-            or step.name in self.required
-            or self.measured_gain([step], self.start)
-        ):
+        if old is None or step.essential or step in self.required or self.measured_gain([step], self.start):
             return False
         new = trial.score
         new_ops = {name for change in trial.session.changes for name in change.after}
@@ -269,7 +268,7 @@ class Search:
         self.before_remedies = end = start
         self.tried.limit(step.trials, step.trials * max(start.size, LEAST))
         better: Trial | None = start
-        while better is not None:  # rule 1
+        while better is not None:  # rule 1, for remedies
             end = better
             better, unprofitable = self.add_single_remedies(end)
             if better is None:
@@ -336,11 +335,10 @@ class Search:
             if self.tried.exhausted:
                 break
             for second in self.remedies(after_first.findings):
-                swapped = self.tried.reached.get((*trial.steps, second, first))
-                if second == first or isinstance(swapped, Trial):
+                if second == first or self.tried.earlier((*trial.steps, second, first)) is not None:
                     continue  # the pair in the other order was tried, and did not pay
-                alone = self.tried.reached.get((*trial.steps, second))
-                if isinstance(alone, Trial) and alone.size > MOST_GROWTH * trial.size:
+                alone = self.tried.earlier((*trial.steps, second))
+                if alone is not None and alone.size > MOST_GROWTH * trial.size:
                     continue
                 new = self.try_remedy(after_first, second)
                 if new is not None and self.keep_if_it_gains(trial, new):
@@ -377,28 +375,33 @@ class Search:
         return new
 
     def keep_if_it_gains(self, old: Trial, new: Trial) -> bool:
-        """Note whether the remedies of a trial are kept: it must gain, lose nothing, and keep its outputs near.
-
-        A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
-        """
+        """Note whether the remedies of a trial are kept: it gains, loses nothing, and its outputs stay near."""
         steps = new.steps[len(old.steps) :]
-        loss, score = self.loss(old, new), new.score
-        gain = "" if score.on_cpu else self.measured_gain(steps, old)
-        if loss and gain and _may_run_on_ane(score):
-            loss, gain = score.loss(old.score, OFF), _overruled(gain, loss)
-        if not loss:
-            gain = gain or score.gain(old.score) or _fewer_findings(new, old)
-            loss = _unpaid_price(old, new) if gain else NOTHING
-        if loss:
-            self.reject(steps, f"tried and undone: {loss}")
-            return False
-        if error := too_far(old, new):
-            self.reject(steps, f"tried, and it failed: {error}")
+        gain, objection = self.gain_and_objection(old, new)
+        if objection:
+            self.reject(steps, objection)
             return False
         self.results.remedy_gains[steps] = gain
         for step in steps:
             self.results.remedies_rejected.pop(str(step), None)
         return True
+
+    def gain_and_objection(self, old: Trial, new: Trial) -> tuple[str, str]:
+        """Return what a trial gains over an older one, and why it is not kept nevertheless; "" for nothing.
+
+        A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
+        """
+        score, loss = new.score, self.loss(old, new)
+        gain = "" if score.on_cpu else self.measured_gain(new.steps[len(old.steps) :], old)
+        if loss and gain and _may_run_on_ane(score):
+            gain, loss = _overruled(gain, loss), score.loss(old.score, OFF)
+        if loss:
+            return gain, f"tried and undone: {loss}"
+        gain = gain or score.gain(old.score) or _fewer_findings(new, old)
+        if price := _unpaid_price(old, new) if gain else NOTHING:
+            return gain, f"tried and undone: {price}"
+        error = too_far(old, new)
+        return gain, f"tried, and it failed: {error}" if error else ""
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
         """Note why a remedy was not kept; of a pair nothing is noted."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from anesurgery.checking.grades import SiteCheck
+from anesurgery.checking.grades import EarlierChecks, SiteCheck
 from anesurgery.checking.lengths import Declared, declared_lengths
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.display import Drawn, byte_words, drawn
@@ -221,8 +221,8 @@ class Session(Report):
     """Names of the passes that have run."""
     repairs: list[Any] = field(default_factory=list)
     """The passes that have mended numbers, with their options."""
-    checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
-    """Site proofs by step and fingerprint: the same computation is run once."""
+    checks: dict[str, EarlierChecks] = field(default_factory=dict)
+    """Step, as text -> the checks of its edits."""
     reached: dict[tuple[str, ...], dict[tuple[str, bool], float]] = field(default_factory=dict)
     """The largest values of the runs of `needs`, by the program that ran."""
     names: dict[Function, dict[str, int]] = field(default_factory=dict)

@@ -189,6 +189,11 @@ class Trials:
                 self.ops -= (found if isinstance(found, Trial) else old).size
         return self.reached[steps]
 
+    def earlier(self, steps: tuple[Pass, ...]) -> Trial | None:
+        """Return the trial after some steps if these were run, and the last one changed the model."""
+        trial = self.reached.get(steps)
+        return trial if isinstance(trial, Trial) else None
+
     def after_all(self, start: Trial, steps: Sequence[Pass]) -> Trial | Idle:
         """Return the trial after some steps, without those that change nothing; `Idle` if one fails."""
         end = start

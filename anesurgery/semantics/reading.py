@@ -364,8 +364,15 @@ def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
 
 
 def shape_in_words(shape: Any) -> str:
-    """Return a shape as text: "1x64x32x32", "1x?x64" with a dynamic length, or "scalar"."""
-    return "x".join("?" if is_symbolic(d) else str(d) for d in shape) or "scalar"
+    """Return a shape as text: "1x64x32x32", "1x?x64" with a dynamic length (or None), or "scalar"."""
+    return "x".join("?" if d is None or is_symbolic(d) else str(d) for d in shape) or "scalar"
+
+
+def value_before(var: Var, through: frozenset[str] = CARRIERS) -> Var:
+    """Return the value that ops of a type in `through` lead back to by their `x`; for none, the value."""
+    while (op := producer(var, *through)) is not None:
+        var = op.x
+    return var
 
 
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:

@@ -23,6 +23,7 @@ from anesurgery.neuralnetwork.ports import as_array
 from anesurgery.neuralnetwork.spec import EXACT, NETWORKS, is_legacy, nested_networks, network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS, inspect_network
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import shape_in_words
 from anesurgery.splitting.phases import merged_phases, phases_of
 
 Shape = tuple[int, ...]
@@ -293,8 +294,8 @@ class _NetworkCut:
             return shape
         if len(shape) != 5:
             raise SurgeryError(
-                f"the blob {name!r} of shape {_words(shape)} cannot pass between two models: in the rank 5 "
-                "mapping of this network an array would get other axes; upgrade the model"
+                f"the blob {name!r} of shape {shape_in_words(shape)} cannot pass between two models: in the "
+                "rank 5 mapping of this network an array would get other axes; upgrade the model"
             )
         return as_array(shape)
 
@@ -310,7 +311,7 @@ class _NetworkCut:
         if None in shape:
             raise SurgeryError(
                 f"the blob {name!r} would pass between two models, and its shape is dynamic "
-                f"({_words(shape)}); give the inputs fixed shapes"
+                f"({shape_in_words(shape)}); give the inputs fixed shapes"
             )
         return tuple(int(d or 0) for d in shape)
 
@@ -322,7 +323,7 @@ class _NetworkCut:
                 return shape
             if len(shape) in (1, 3):  # C and CxHxW become 1x1xCx1x1 and 1x1xCxHxW
                 return (1, 1, *shape, *([1, 1] if len(shape) == 1 else []))
-            raise SurgeryError(f"shapes: {name!r} is {_words(shape)}, but takes C, CxHxW or five sizes")
+            raise SurgeryError(f"shapes: {name!r} is {shape_in_words(shape)}, but takes C, CxHxW or five sizes")
         for layer in group:
             for blob, tensor in zip(layer.output, layer.outputTensor, strict=False):
                 if blob == name and 0 < tensor.rank == len(tensor.dimValue):
@@ -350,8 +351,8 @@ class _NetworkCut:
         for name in self._blobs_read[number]:
             if name not in self._inputs and (inferred := blobs.shape(name)) != self._shapes[name]:
                 raise SurgeryError(
-                    f"the blob {name!r} of shape {_words(self._shapes[name])} would enter chunk "
-                    f"{number + 1} as {_words(inferred or ())}; upgrade the model"
+                    f"the blob {name!r} of shape {shape_in_words(self._shapes[name])} would enter chunk "
+                    f"{number + 1} as {shape_in_words(inferred or ())}; upgrade the model"
                 )
         return blobs
 
@@ -360,7 +361,7 @@ class _NetworkCut:
         later = {name for names in self._blobs_read[number:] for name in names}
         names = tuple(dict.fromkeys(n for names in self._blobs_passed[:number] for n in names if n in later))
         sizes = tuple(4 * math.prod(self._shapes[n]) for n in names)
-        return Border(names, sizes, tuple(f"{_words(self._array_shape(n))}xfp32" for n in names))
+        return Border(names, sizes, tuple(f"{shape_in_words(self._array_shape(n))}xfp32" for n in names))
 
 
 def _describe(feature: Any, shape: Shape) -> None:
@@ -378,7 +379,3 @@ def _assign(message: Any, field: Any, value: Any) -> None:
         getattr(message, field.name).CopyFrom(value)
     else:
         setattr(message, field.name, value)
-
-
-def _words(shape: Sequence[int | None]) -> str:
-    return "x".join("?" if d is None else str(d) for d in shape) or "no axes"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Refusal, Refused, Var
+from anesurgery.authoring import Refused, Var, shape_in_words
 from anesurgery.checking import adversarial
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
@@ -28,8 +28,6 @@ BY_CHANNEL = frozenset({"max", "min"})
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), an.fp16.LEAST
 """Bounds of the epsilon of a division: the smallest normal fp32 number, and the smallest fp16 number."""
 MOST_NEGATIVE = float(np.finfo(np.float32).min)
-MOST_FACTORS = 4
-"""Exponent up to which products stand for a power: two layers at most."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,41 @@ class _ConstantSide:
     value: an.Array
     is_first: bool
     """Is the constant the first side?"""
-    sizes: list[int] | Refusal
-    """The sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for a single number; or why it
-    has none of these."""
+    shape: Shape
+    """The shape of the computed blob."""
+    result: Shape
 
     @property
     def number(self) -> float | None:
         """The one number that the constant is, if the result is as large as the computed side."""
-        return float(self.value.flat[0]) if self.sizes == [] else None
+        is_one = self.value.size and (self.value == self.value.flat[0]).all()
+        return float(self.value.flat[0]) if is_one and tuple(self.result) == tuple(self.shape) else None
+
+    def sizes(self) -> list[int]:
+        """Return the sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for one number.
+
+        Example: beside (1, 8, 4, 4), a constant of shape (8, 1, 1) has the sizes [8], and one of (4, 4) has
+        [1, 4, 4].
+
+        Raises:
+            Refused: it has none of these.
+        """
+        shape, value = self.shape, self.value
+        if tuple(self.result) != tuple(shape):
+            raise Refused(f"the constant of shape {value.shape} makes the result larger than its input")
+        if self.number is not None:
+            return []
+        if len(shape) < SPATIAL:
+            raise Refused(f"scale and bias take 3 axes or more, but the blob has {len(shape)}")
+        if any(d != 1 for d in value.shape[:-SPATIAL]):
+            raise Refused(f"the constant of shape {value.shape} varies along the batch")
+        last = (1,) * (SPATIAL - value.ndim) + tuple(value.shape[-SPATIAL:])
+        channel, height, width = shape[-SPATIAL:]
+        if last[1:] == (1, 1):
+            return [last[0]]
+        if last[1:] == (height, width) and last[0] in (1, channel):
+            return list(last)
+        raise Refused(f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]")
 
 
 def _constant_side(site: Site) -> _ConstantSide | None:
@@ -62,32 +87,9 @@ def _constant_side(site: Site) -> _ConstantSide | None:
     x, y = site.inputs
     for computed, other in ((x, y), (y, x)):
         if (value := site.constant(other)) is not None and site.constant(computed) is None:
-            sizes = _sizes_of_constant(site.shape(computed), value, site.shape(site.outputs[0]))
-            return _ConstantSide(computed, value, is_first=other == x, sizes=sizes)
+            shapes = site.shape(computed), site.shape(site.outputs[0])
+            return _ConstantSide(computed, value, other == x, *shapes)
     return None
-
-
-def _sizes_of_constant(shape: Shape, value: an.Array, result: Shape) -> list[int] | Refusal:
-    """Return `sizes` of `_ConstantSide` for a constant beside a blob of a shape.
-
-    Example: beside (1, 8, 4, 4), a constant of shape (8, 1, 1) has the sizes [8], and one of (4, 4) has
-    [1, 4, 4].
-    """
-    if tuple(result) != tuple(shape):
-        return Refusal(f"the constant of shape {value.shape} makes the result larger than its input")
-    if value.size and (value == value.flat[0]).all():
-        return []
-    if len(shape) < SPATIAL:
-        return Refusal(f"scale and bias take 3 axes or more, but the blob has {len(shape)}")
-    if any(d != 1 for d in value.shape[:-SPATIAL]):
-        return Refusal(f"the constant of shape {value.shape} varies along the batch")
-    last = (1,) * (SPATIAL - value.ndim) + tuple(value.shape[-SPATIAL:])
-    channel, height, width = shape[-SPATIAL:]
-    if last[1:] == (1, 1):
-        return [last[0]]
-    if last[1:] == (height, width) and last[0] in (1, channel):
-        return list(last)
-    return Refusal(f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]")
 
 
 def _must_swap(site: Site, kind: str, x: str, y: str) -> bool:
@@ -97,7 +99,8 @@ def _must_swap(site: Site, kind: str, x: str, y: str) -> bool:
         Refused: their shapes are not among those of the layer, or dynamic, or unknown.
     """
     a, b = site.shape(x), site.shape(y)
-    first, second = ("x".join("?" if d is None else str(d) for d in shape) for shape in (a, b))
+    first, second = shape_in_words(a), shape_in_words(b)
+    # `site.shape` hides symbols: two sizes with the same symbol are equal, whatever it is
     x_var, y_var = (site.network.blobs.var(blob) for blob in (x, y))
     alike = x_var is not None and y_var is not None and tuple(x_var.shape) == tuple(y_var.shape)
     if None in a + b and not alike:
@@ -158,18 +161,17 @@ class _TwoSided(LayerRewrite, abstract=True):
 
     def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
         """Add the layer of one blob and numbers."""
-        if isinstance(sides.sizes, Refusal):
-            raise Refused(sides.sizes.reason)
+        sizes = sides.sizes()
         value = sides.value if sides.is_first else self.second_numbers(sides.value)
         x = self.second_blob(site, sides.x) if sides.is_first else sides.x
         adds = self.plain[site.node.kind] == "add"
-        if not sides.sizes:
+        if not sizes:
             number = float(value.flat[0])
             site.linear(x, *((1.0, number) if adds else (number, 0.0)), site.outputs)
         elif adds:
-            site.emit("bias", [x], site.outputs, shape=sides.sizes, bias=weights(value))
+            site.emit("bias", [x], site.outputs, shape=sizes, bias=weights(value))
         else:
-            site.emit("scale", [x], site.outputs, shapeScale=sides.sizes, scale=weights(value))
+            site.emit("scale", [x], site.outputs, shapeScale=sizes, scale=weights(value))
 
     def with_blobs(self, site: Site, x: str, y: str) -> None:
         """Add the plain layer of two blobs, which reads the one with the shape of the result first."""
@@ -208,16 +210,17 @@ class LegacyAddMultiply(_TwoSided):
     }
 
     def rewrite(self, site: Site) -> None:
-        """Rewrite broadcasting layers, and a plain one that reads a `loadConstantND`."""
-        newer = (site.network.maker(blob, "loadConstantND") for blob in site.inputs)
-        if site.node.kind not in self.plain.values() or any(newer):
-            super().rewrite(site)
+        """Rewrite broadcasting layers, and a plain one that reads a `loadConstantND`.
 
-    def with_blobs(self, site: Site, x: str, y: str) -> None:
-        """Add the plain layer; one that is plain already reads a constant, so here both sides are constant."""
+        Raises:
+            Refused: both sides of a plain layer are constant.
+        """
         if site.node.kind in self.plain.values():
-            raise Refused("both sides are constant")
-        super().with_blobs(site, x, y)
+            if not any(site.network.maker(blob, "loadConstantND") for blob in site.inputs):
+                return
+            if _constant_side(site) is None:
+                raise Refused("both sides are constant")
+        super().rewrite(site)
 
 
 @dataclass(frozen=True)
@@ -357,7 +360,7 @@ class LegacyClip(_TwoSided):
     def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
         """Clip at one number; a constant of several becomes a blob with the axes that `max` and `min` need."""
         if sides.number is not None:
-            _clip(site, sides.x, sides.number)
+            _add_clip(site, sides.x, sides.number)
         elif (value := _with_batch(site, sides)) is None:
             self.with_blobs(site, *site.inputs)
         else:
@@ -378,7 +381,7 @@ def _with_batch(site: Site, sides: _ConstantSide) -> an.Array | None:
     return None if value.shape == sides.value.shape or not _broadcasts_to(shape, value.shape, "max") else value
 
 
-def _clip(site: Site, x: str, number: float) -> None:
+def _add_clip(site: Site, x: str, number: float) -> None:
     """Add the layer that bounds a blob by a number, together with a layer before it that also bounds."""
     network, node = site.network, site.node
     if not MOST_NEGATIVE < number < math.inf:
@@ -387,7 +390,7 @@ def _clip(site: Site, x: str, number: float) -> None:
     if inner is not None and (both := _both_bounds(network, inner, node)) is not None:
         site.emit("clip", [both.x], site.outputs, minVal=both.low, maxVal=both.high)
     elif any(_both_bounds(network, node, reader) for reader in network.readers(site.outputs[0])):
-        pass  # the reader becomes the clip of both
+        pass  # no layer is added here: the reader becomes the clip of both
     elif node.kind == "minBroadcastable":
         site.emit("clip", [x], site.outputs, minVal=MOST_NEGATIVE, maxVal=number)
     elif number == 0:
@@ -460,7 +463,7 @@ class LegacyPower(_TwoSided):
             raise Refused(f"{words}, or makes the result larger than the base")
         if not math.isfinite(exponent):
             raise Refused(f"the exponent is {exponent}")
-        _raise(site, sides.x, exponent)
+        _add_power(site, sides.x, exponent)
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw positive bases if the exponent is fractional: a negative base has no such power."""
@@ -471,14 +474,15 @@ class LegacyPower(_TwoSided):
         return np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
 
 
-def _raise(site: Site, x: str, exponent: float) -> None:
-    """Add the layers of a power with a constant exponent."""
+def _add_power(site: Site, x: str, exponent: float) -> None:
+    """Add the layers of a power with a constant exponent: of products, two at most."""
     if exponent == 1:
         site.forward(x)
-    elif exponent in range(2, MOST_FACTORS + 1):
-        square = [x, x] if exponent == 2 else [site.emit("multiply", [x, x])]
-        rest = {2: [], 3: [x], 4: square}[int(exponent)]
-        site.emit("multiply", [*square, *rest], site.outputs)
+    elif exponent == 2:
+        site.emit("multiply", [x, x], site.outputs)
+    elif exponent in (3, 4):
+        square = site.emit("multiply", [x, x])
+        site.emit("multiply", [square, x if exponent == 3 else square], site.outputs)
     elif exponent == 0.5:
         site.emit("unary", [x], site.outputs, type="SQRT")
     else:
@@ -492,8 +496,8 @@ class SpreadChannels(LayerRewrite):
     `padding` that replicates the border makes an image of one pixel as large as the other side; so gates of
     squeeze-and-excitation networks are written. It writes a blob as large as the result.
 
-    Refuses when a size of the two blobs is dynamic. A constant side is for `legacy_add_multiply`, which makes
-    it a `scale`.
+    Refuses when a size of the two blobs is dynamic, or when the blob of one pixel is not (B, C, 1, 1) beside
+    (B, C, H, W). A constant side is for `legacy_add_multiply`, which makes it a `scale`.
 
     Why it helps: the product of (C, H, W) and (C, 1, 1) was reported off the ANE, layers of iOS 11 and 12
     mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Whether the
@@ -506,16 +510,21 @@ class SpreadChannels(LayerRewrite):
     kinds = frozenset({"multiply"})
 
     def rewrite(self, site: Site) -> None:
-        """Repeat the gate, a blob with a single pixel, and multiply the image by it."""
+        """Repeat the gate, a blob with a single pixel, and multiply the image by it.
+
+        Raises:
+            Refused: the gate has another batch or channel count than the image, or a size is dynamic.
+        """
         if len(site.inputs) != 2 or any(site.constant(b) is not None for b in site.inputs):
             return
         image, gate = site.inputs
         if site.shape(image)[-2:] == (1, 1):
             image, gate = gate, image
         if site.shape(gate)[-2:] != (1, 1) or site.shape(image)[-2:] == (1, 1):
-            return
-        sizes = site.sizes(image)
-        if site.sizes(gate) != (*sizes[:-2], 1, 1) or len(sizes) < SPATIAL:
-            return
+            return  # neither has a single pixel, or both have
+        sizes, gate_sizes = site.sizes(image), site.sizes(gate)
+        if gate_sizes != (*sizes[:-2], 1, 1) or len(sizes) < SPATIAL:
+            words = "is not one number for each channel of"
+            raise Refused(f"{shape_in_words(gate_sizes)} {words} {shape_in_words(sizes)}")
         repeated = site.put(edge_padding((0, sizes[-2] - 1), (0, sizes[-1] - 1)), gate)
         site.emit("multiply", [image, repeated], site.outputs)

@@ -11,9 +11,8 @@ import pytest
 from both_sides import checked, side_by_side
 
 import anesurgery as ane
-from anesurgery.checking.edit_sites import Site, site_of
+from anesurgery.checking.edit_sites import Site, limits_of, site_of
 from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, summary
-from anesurgery.checking.site import limits_of
 from anesurgery.interpret import TABLE
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Program, Var, ct, mb, types

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from both_sides import checked
 from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.addresses import address_bounds
@@ -310,6 +311,17 @@ def test_slices_stand_in_an_order_that_can_run_and_end_where_told() -> None:
     assert [op.name for op in slice_back([c], {a})] == ["r", "b", "c"]
     assert [op.name for op in slice_back([c], {a, b})] == ["c"]
     assert slice_back([c], {c}) == []
+
+
+def test_a_proof_holds_for_all_lengths_where_no_other_length_is_to_be_tried() -> None:
+    """The wrong version gave the grade of numbers at lengths 1 to 17, as the largest length is not declared."""
+    check = checked(
+        lambda x: mb.add(x=mb.square(x=x), y=x),
+        lambda x: mb.add(x=x, y=mb.square(x=x)),
+        (types.fp32, (get_new_symbol(), 4)),
+    )
+    assert isinstance(check, SiteCheck)
+    assert (check.grade, check.lengths) == (Grade.BITS, ())
 
 
 def test_tolerances_read_as_promises() -> None:

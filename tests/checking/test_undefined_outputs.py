@@ -48,5 +48,5 @@ def repeated_by_a_count(x: Var) -> Var:
 def test_a_model_that_cannot_be_run_has_no_undefined_outputs_and_is_not_refused() -> None:
     with pytest.raises(InterpretError, match="reps is"):
         ane.run(repeated_by_a_count, X)
-    assert Yardstick(repeated_by_a_count, flat=(0.0, 1.0)).undefined(repeated_by_a_count) == 0
+    assert Yardstick(repeated_by_a_count, constant_inputs=(0.0, 1.0)).undefined(repeated_by_a_count) == 0
     assert not ane.apply(repeated_by_a_count, "auto", target="iPhone 13", quiet=True).changes

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch_differences import DIFFERENCES, Difference
 
 import anesurgery as ane
-from anesurgery.interpret.differences import DIFFERENCES, Difference
 from anesurgery.mil import Program, Var, ct, mb, types
 
 TORCH: dict[str, Callable[[Any], Any]] = {

@@ -10,6 +10,7 @@ from closeness import assert_close
 from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.errors import UnknownName
+from anesurgery.facts import row_tails
 from anesurgery.interpret import run
 from anesurgery.mil import Program, ct, mb, new_symbol, walk_ops
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -151,6 +152,21 @@ def own_selection(how: str) -> Program:
         return mb.softmax(x=last, axis=-1, name="y")
 
     return program
+
+
+def test_the_last_of_some_positions_is_known_whatever_the_batch() -> None:
+    """The wrong version asked whether any size is dynamic, so that only index -1 was the last."""
+
+    def chosen(position: int, length: Any = 8) -> bool:
+        @mb.program(input_specs=[mb.TensorSpec((new_symbol(), length, 6))], opset_version=ct.target.iOS17)
+        def program(x: Any) -> Any:
+            return mb.gather(x=x, indices=np.int32(position), axis=1, name="y")
+
+        op = next(op for op in walk_ops(program) if op.op_type == "gather")
+        return row_tails.takes_last_position(op, 1)
+
+    assert [chosen(7), chosen(-1), chosen(-1, new_symbol())] == [True] * 3
+    assert [chosen(6), chosen(7, new_symbol())] == [False] * 2
 
 
 def two_outputs() -> Program:

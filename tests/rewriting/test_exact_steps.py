@@ -24,7 +24,7 @@ from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
 from anesurgery.rewriting import search
-from anesurgery.rewriting.checks import WRONG, Exact, Outputs, exact
+from anesurgery.rewriting.checks import WRONG, Exact, Outputs, without_losses_of_digits
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
@@ -88,7 +88,7 @@ def judged(program: Program, *steps: Pass, session: Session) -> Exact:
     trials = Trials(session)
     end = trials.after_all(start, steps)
     assert isinstance(end, Trial)
-    return exact(start, end, trials, Outputs.of(start, session, WRONG))
+    return without_losses_of_digits(start, end, trials, Outputs.of(start, session, WRONG))
 
 
 def test_inputs_that_are_given_count() -> None:

@@ -187,10 +187,10 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    share = f"how many of its ops an {device} runs on its Neural Engine"
-    unsure = f"we cannot tell {share}: {before:.0%} to 100%"
+    share = f"how many of its ops an {device} runs on the Neural Engine"
+    unsure = f"we cannot tell {share}; it could be anything from {before:.0%} to 100%"
     return (
-        f"If the input length of a small audio network may vary, {unsure}. "
+        f"If a small audio network accepts a range of input lengths, {unsure}. "
         f"With two fixed lengths, we expect {after:.0%}."
     )
 

@@ -451,7 +451,7 @@ def squared_relu(x: Var) -> Var:
 
 
 def width_slice(x: Var) -> Var:
-    """Numbers from 4095 on become infinite."""
+    """Numbers of 4095 or more become infinite."""
     return mb.slice_by_index(x=x, begin=[0, 0, 4], end=[1, 4, 8], name="y")
 
 

@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from torch_differences import DIFFERENCES
+
 from anesurgery import registry
 from anesurgery.files.runner_file import Runner
 from anesurgery.files.size_index import Padding, SizeRow
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS
-from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
 from anesurgery.placement.rules.loading import REPORTS

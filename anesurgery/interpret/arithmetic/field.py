@@ -201,6 +201,14 @@ def _candidates() -> npt.NDArray[np.int64]:
     return odd[np.all([odd % k != 0 for k in range(3, 1 << 10, 2)], axis=0)]
 
 
+def collision_bound(ops: int) -> float:
+    """Return a bound of the probability that hashes collide on the way from an element to an input.
+
+    It counts two hashes for each of so many ops, and one for the input.
+    """
+    return float((2 * ops + 1) / LEAST**LANES)
+
+
 def drawn(seed: int) -> Primes:
     """Draw a prime for each lane, all different."""
     rng = np.random.default_rng(key(seed, "primes") % 2**62)

@@ -165,7 +165,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "width_slice",
-        "a slice of the last axis that does not begin at 0 makes magnitudes from 4095 on infinite",
+        "a slice of the last axis that does not begin at 0 makes magnitudes of 4095 or more infinite",
         chips=("M1", "M2"),
         grade="measured",
         source=f"{GUIDE}; {FORGE}",

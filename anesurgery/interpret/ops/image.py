@@ -6,7 +6,8 @@ at these places in turn. Crops are resized in the same way between the sides of 
 Blocks are traded against channels or batches; where one turns into channels, "first" names what the outer part
 of the channel number counts.
 
-`coreai` gives these functions tensors of a file, and writes what they compute.
+`coreai` calls these functions with a `Value`, an operand of the file that it writes: it has the methods of a
+tensor, and takes over by `__torch_function__` (`handle_torch_function`) where it has an op of its own.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from anesurgery.interpret.table import Unsupported, enter_all, impl, ints
 Tensor = torch.Tensor
 V = TypeVar("V")
 
-GRIDS: dict[str, Callable[[Any, int], tuple[Any, Any, float]]] = {
+GRIDS: dict[str, Callable[[int | Tensor, int], tuple[Any, Any, float]]] = {
     "STRICT_ALIGN_CORNERS": lambda size, n: (0, size - 1, max(n - 1, 1)),
     "ALIGN_CORNERS": lambda size, n: (0 if n > 1 else (size - 1) / 2, size - 1, max(n - 1, 1)),
     "DEFAULT": lambda size, n: (0, size, n),
     "OFFSET_CORNERS": lambda size, n: (_least_1(size - 1) / 2, _least_1(size - 1), n),
     "UNALIGN_CORNERS": lambda size, n: ((size - n) / 2, size, n),
 }
-"""Sampling mode -> (a, b, c): of n samples along `size` pixels, the i-th is at (a + b i) / c."""
+"""Sampling mode -> (a, b, c): of n samples along `size` pixels, the i-th is at (a + b i) / c. The size may be a
+column of sizes, one for each box."""
 
 TORCH_MODE: dict[tuple[str, bool], dict[str, Any]] = {
     ("UNALIGN_CORNERS", True): {"mode": "nearest-exact"},
@@ -93,7 +95,7 @@ def _least_1(length: Any) -> Any:
 
 
 def _grid(mode: str, size: Any, count: int) -> Tensor:
-    """Return where samples of `size` pixels, or of a column of sizes, lie; maybe outside of the pixels."""
+    """Return where samples of `size` pixels lie; maybe outside of the pixels."""
     a, b, c = _look_up(GRIDS, mode, "sampling_mode")(size, count)
     return (b * torch.arange(count, dtype=torch.float64) + a) / c
 
@@ -125,7 +127,7 @@ def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
         return handle_torch_function(resized, (x,), x, sizes, mode, nearest)
     if mode == "ALIGN_CORNERS" and 1 not in sizes:
         mode = "STRICT_ALIGN_CORNERS"
-    if nearest and mode == "DEFAULT":  # by coremltools' tests: of pixels, not of their corners
+    if nearest and mode == "DEFAULT":  # the nearest pixel centre, as coremltools' tests expect
         mode = "UNALIGN_CORNERS"
     same = TORCH_MODE.get((mode, nearest))
     if same is not None and len(sizes) == 2 and x.is_floating_point():
@@ -263,15 +265,16 @@ def box_places(
     return places[0], places[1]
 
 
-def crops(x: Tensor, rows: Tensor, columns: Tensor, of: Any, pad: float) -> Tensor:
+def crops(x: Tensor, rows: Tensor, columns: Tensor, image_of_box: Any, pad: float) -> Tensor:
     """Return the pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
 
-    `of` is the image of each box, or None for every image; `pad` stands for pixels outside of the image.
+    Where `image_of_box` is None, each box is cut out of every image; `pad` stands for pixels outside of it.
     """
     if has_torch_function_unary(x):
-        return handle_torch_function(crops, (x,), x, rows, columns, of, pad)
-    chosen = [slice(None)] * len(rows) if of is None else [slice(i, i + 1) for i in ints(of)]
-    images = x.shape[0] if of is None else 1
+        return handle_torch_function(crops, (x,), x, rows, columns, image_of_box, pad)
+    every = image_of_box is None
+    chosen = [slice(None)] * len(rows) if every else [slice(i, i + 1) for i in ints(image_of_box)]
+    images = x.shape[0] if every else 1
     pixels = x.new_empty(len(chosen), images, x.shape[1], rows.shape[1], columns.shape[1])
     for crop, image, row, column in zip(pixels, chosen, rows, columns, strict=True):
         outside = [(at < 0) | (at > n - 1) for at, n in zip((row, column), x.shape[2:], strict=True)]
@@ -299,17 +302,20 @@ def crop_resize(
     Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
     index of one image. The latter gives [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
     """
-    of = box_indices
+    image_of_box = box_indices
     if boxes is not None:
-        of = torch.arange(boxes.shape[0]) if box_indices is None else box_indices
+        image_of_box = torch.arange(boxes.shape[0]) if box_indices is None else box_indices
     elif roi is not None:
         table = roi.reshape(roi.shape[0], -1)
-        boxes, of = table[:, -4:], table[:, :1].reshape([-1]).long() if table.shape[1] == 5 else None
+        boxes = table[:, -4:]
+        image_of_box = table[:, :1].reshape([-1]).long() if table.shape[1] == 5 else None
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
-    counts = (int(target_height), int(target_width))
-    form = (bool(normalized_coordinates), spatial_scale, box_coordinate_mode, sampling_mode)
-    cut = crops(x, *box_places(boxes, x.shape[2:], counts, *form), of, pad_value)
+    counts, normalized = (int(target_height), int(target_width)), bool(normalized_coordinates)
+    rows, columns = box_places(
+        boxes, x.shape[2:], counts, normalized, spatial_scale, box_coordinate_mode, sampling_mode
+    )
+    cut = crops(x, rows, columns, image_of_box, pad_value)
     return cut if roi is not None else cut.squeeze(1)
 
 
@@ -322,12 +328,12 @@ def _reflect(at: Tensor, low: float, high: float) -> Tensor:
     return away.minimum(2 * span - away) + low
 
 
-def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
+def to_pixels(at: Tensor, size: int, form: str, align_corners: bool) -> Tensor:
     """Return coordinates along an axis as pixels."""
-    unit = _look_up(COORDINATES, mode, "coordinates_mode")
-    if unit is None:
+    factor_and_offset = _look_up(COORDINATES, form, "coordinates_mode")
+    if factor_and_offset is None:
         return at
-    at = at * unit[0] + unit[1]
+    at = at * factor_and_offset[0] + factor_and_offset[1]
     return at * (size - 1) if align_corners else at * size - 0.5
 
 
@@ -375,12 +381,13 @@ def resample(
     fold = _look_up(FOLDS, padding, "padding_mode")
     nearest = _look_up({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
     pad = float(padding_value) if padding == "constant" else 0.0
+    form = coordinates_mode.lower()
+    # a `Value` of `coreai` has no `grid_sample`
     same = TORCH_PADDING.get((padding, align)) if pad == 0 and isinstance(x, Tensor) else None
-    if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
+    if same is not None and form == "normalized_minus_one_to_one":
         return F.grid_sample(x, coordinates.to(x.dtype), sampling_mode.lower(), same, align)
-    unit = coordinates_mode.lower()
     columns, rows = (
-        fold(_numbers(pixels(at.reshape(at.shape[:3]).double(), size, unit, align)), size)
+        fold(_numbers(to_pixels(at.reshape(at.shape[:3]).double(), size, form, align)), size)
         for at, size in zip(coordinates.chunk(2, -1), (x.shape[3], x.shape[2]), strict=True)
     )
     return sampled(x, rows, columns, nearest, pad)

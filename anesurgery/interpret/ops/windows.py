@@ -1,7 +1,7 @@
 """Convolutions and pooling over one, two or three spatial axes.
 
 With `ceil_mode` the last window of a pool may reach beyond the padding: what lies there counts as padding does
-(`interpret.differences`).
+(see the table in docs/interpreter.md).
 """
 
 from __future__ import annotations

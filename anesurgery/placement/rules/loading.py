@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -28,10 +29,10 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
-from anesurgery.ops import ATTENTION, CARRIERS, MOVING, names
+from anesurgery.ops import ATTENTION, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import axes_of, readers_after
+from anesurgery.semantics.reading import axes_of, readers_after, value_before
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -99,7 +100,15 @@ def refusal(findings: Sequence[Finding]) -> str:
 
 ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
 ALL = BOTH | {"CPU"}
-FormOfOps = Callable[[list[Operation]], str]
+
+
+class Outcome(Enum):
+    """What was seen of a model; the value completes "reported to"."""
+
+    UNIT_FAILED = "fail"  # other units may run it
+    FAILED_EVERYWHERE = "fail on every unit"
+    ABORTED = "abort"  # the process ended, so that no unit ran it
+    REFUSED_BY_PARSER = "be refused by Core ML"  # the specification itself, on every chip and OS
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,8 @@ class LoadReport:
     seen: str
     """Chip, OS and units, as the report names them."""
     units: frozenset[str]
-    """The report applies only if Core ML may use one of these units."""
-    form: FormOfOps
+    """The report applies only if Core ML may use one of these units; it may always use the CPU."""
+    form: Callable[[list[Operation]], str]
     """Returns which of a function's ops have the form, in words; "" where none has it."""
     advice: str
     chips: tuple[str, ...] = ()
@@ -122,10 +131,7 @@ class LoadReport:
     systems: tuple[tuple[str, int], ...] = ()
     """The (platform, release) pairs of `seen`; empty where the report names none."""
     remedy: str | None = None
-    nothing_loads: bool = False
-    """Did the process end, so that no unit ran anything?"""
-    refused_by_parser: bool = False
-    """Does Core ML refuse the specification itself, so that it loads on no chip and no OS?"""
+    outcome: Outcome = Outcome.UNIT_FAILED
     common: bool = False
     """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
     loaded_on: tuple[tuple[str, int], ...] = ()
@@ -148,20 +154,26 @@ class LoadReport:
             return False
         on_chips = not self.chips or set(target.chips) <= set(self.chips)
         on_system = not self.systems or (target.platform, target.os) in self.systems
-        return on_chips and on_system and bool(self.chips or self.systems or self.refused_by_parser)
+        return on_chips and on_system and self.makes_claims
 
-    def prevents_loading(self, target: Target) -> bool:
-        """Is it claimed that nothing loads? If the GPU alone fails, a target with the engine may still load."""
-        return self.nothing_loads and self.is_claim(target) and ("ANE" in self.units or not target.uses_ane)
+    @property
+    def makes_claims(self) -> bool:
+        """Does it name a chip or an OS, or did the parser refuse the model, on whatever chip?"""
+        return bool(self.chips or self.systems) or self.outcome is Outcome.REFUSED_BY_PARSER
 
-    def rule(self, is_claim: bool, prevents_loading: bool) -> Rule:
-        """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads."""
-        families = frozenset(CHIPS[name].family for name in self.chips)
+    def rule(self, target: Target) -> Rule:
+        """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads.
+
+        If the GPU alone fails, a target with the engine may still load. Then the load may fail, as that of a
+        model which needs too much memory, and the finding is of that kind.
+        """
+        families, is_claim = frozenset(CHIPS[name].family for name in self.chips), self.is_claim(target)
+        another_unit = self.outcome is Outcome.UNIT_FAILED or (target.uses_ane and "ANE" not in self.units)
         return general(
             self.id if is_claim else f"{self.id}-elsewhere",
             self.what,
             self.source,
-            kind=KIND if prevents_loading else "memory",
+            kind="memory" if another_unit or not is_claim else KIND,
             grade=Grade.REPORTED if is_claim else Grade.GUESS,
             scope=Scope(families if is_claim else frozenset(), f"seen on {self.seen}"),
             remedy=self.remedy,
@@ -169,14 +181,14 @@ class LoadReport:
         )
 
 
-def _counted(value_names: Iterable[str], what: str) -> str:
-    """Return words such as "2 pads of an axis, first %y" for names of values; "" for none.
+def _counted(ops: Iterable[Operation], what: str) -> str:
+    """Return words such as "2 pads of an axis, first %y" for ops with the result %y; "" for none.
 
     Args:
-        value_names: the names.
+        ops: the ops.
         what: the words for one, with a star where several have an s: "pad* of an axis".
     """
-    different = list(dict.fromkeys(value_names))
+    different = list(dict.fromkeys(op.outputs[0].name for op in ops))
     words = what.replace("*", "s" * (len(different) > 1))
     return f"{len(different)} {words}, first %{different[0]}" if different else ""
 
@@ -185,15 +197,15 @@ def _int8_weights(ops: list[Operation]) -> str:
     """Find weights of 8 bits with scales."""
     data = {"constexpr_affine_dequantize": "quantized_data", "constexpr_blockwise_shift_scale": "data"}
     stored = ((op, op.inputs[data[op.op_type]]) for op in ops if op.op_type in data)
-    int8 = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
+    int8 = (op for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
     return _counted(int8, "weight* of 8 bits")
 
 
 def _scaled_palettes(ops: list[Operation]) -> str:
     """Find palettes with scales, either of the tables or of the looked-up weights."""
     lookup, scale = "constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"
-    tables = [op.outputs[0].name for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
-    after = [op.outputs[0].name for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
+    tables = [op for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
+    after = [op for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
     return _counted([*tables, *after], "palette* with scales")
 
 
@@ -203,12 +215,12 @@ NEAREST = names("upsample_nearest_neighbor resize_nearest_neighbor")
 
 
 def _nearest_beside_pool(ops: list[Operation]) -> str:
-    """Find nearest upsamplings by 8 in a function with max pools of 8x8."""
-    pools = [
-        op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [POOL_FACTOR, POOL_FACTOR]
-    ]
-    large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
-    return f"{_counted(large, 'nearest upsampling* by 8')}, beside max pools of 8x8" if pools and large else ""
+    """Find nearest upsamplings by a factor in a function with max pools of that size."""
+    n = POOL_FACTOR
+    pools = [op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [n, n]]
+    large = [op for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
+    words = _counted(large, f"nearest upsampling* by {n}")
+    return f"{words}, beside max pools of {n}x{n}" if pools and large else ""
 
 
 def _upsamples_by_factor(op: Operation) -> bool:
@@ -225,42 +237,40 @@ SCATTERS = names("scatter scatter_along_axis scatter_nd")
 def _written_caches(ops: list[Operation]) -> str:
     """Find scatters into an input or a state: a cache."""
     into = [op for op in ops if op.op_type in SCATTERS and _writes_cache(op)]
-    return _counted((op.outputs[0].name for op in into), "cache* written by scatter")
+    return _counted(into, "cache* written by scatter")
 
 
 def _writes_cache(op: Operation) -> bool:
-    data = op.data
-    while data.op is not None and data.op.op_type in CARRIERS:
-        data = data.op.x
+    data = value_before(op.data)
     return data.op is None or data.op.op_type == "read_state"
 
 
 def _repeated_heads(ops: list[Operation]) -> str:
     """Find keys or values of rank 5 that are repeated for the heads of a group."""
-    tiles = [op.outputs[0] for op in ops if op.op_type == "tile" and op.x.rank == 5]
-    read = [v.name for v in tiles if any(reader.op_type in ATTENTION for reader in readers_after(v))]
+    tiles = [op for op in ops if op.op_type == "tile" and op.x.rank == 5]
+    read = (op for op in tiles if any(r.op_type in ATTENTION for r in readers_after(op.outputs[0])))
     return _counted(read, "value* of five axes, repeated for the heads of a group")
 
 
 def _unread_writes(ops: list[Operation]) -> str:
     """Find writes of a state whose result nothing reads: the op gives what the state holds then."""
-    writes = (op.outputs[0] for op in ops if op.op_type == "coreml_update_state")
-    unread = [var.name for var in writes if not consumers(var) and not is_output(var)]
+    writes = (op for op in ops if op.op_type == "coreml_update_state")
+    unread = (op for op in writes if not consumers(op.outputs[0]) and not is_output(op.outputs[0]))
     return _counted(unread, "write* of a state that nothing reads")
 
 
 def _wide_attentions(ops: list[Operation]) -> str:
     """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
-    wide = [op.outputs[0].name for op in fused if wide_attention(op)]
+    wide = [op for op in fused if wide_attention(op)]
     return _counted(wide, f"fused attention* with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
 
 
 def _flat_attentions(ops: list[Operation]) -> str:
     """Find attention on values of rank 3, where batch and heads share one axis."""
     products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
-    weights = [v for op in products if (v := op.x).op is not None and v.op.op_type == "softmax"]
-    return _counted((v.name for v in weights), "attention* of three axes")
+    weights = (softmax for op in products if (softmax := producer(op.x, "softmax")) is not None)
+    return _counted(weights, "attention* of three axes")
 
 
 def _transposed_weights(ops: list[Operation]) -> str:
@@ -271,7 +281,7 @@ def _transposed_weights(ops: list[Operation]) -> str:
         untransposed = op.y if op.transpose_y.val else None
         weights = untransposed if transpose is None else transpose.x
         if producer(weights, "softmax") is not None:
-            products.append(op.outputs[0].name)
+            products.append(op)
     return _counted(products, "product* of values with transposed attention weights")
 
 
@@ -279,7 +289,7 @@ def _edges_before_last_two(ops: list[Operation]) -> str:
     """Find edges that are mirrored or repeated along an axis before the last two."""
     pads = (op for op in ops if op.op_type == "pad" and constant(op.mode) in ("reflect", "replicate"))
     refused = (op for op in pads if any(constant(op.pad)[:-4]))  # two amounts for each axis, the last axis last
-    return _counted((op.outputs[0].name for op in refused), "pad* of an axis before the last two")
+    return _counted(refused, "pad* of an axis before the last two")
 
 
 RECURRENT = names("lstm gru rnn")
@@ -287,30 +297,27 @@ RECURRENT = names("lstm gru rnn")
 
 def _recurrent(ops: list[Operation]) -> str:
     """Find recurrent ops."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent op*")
+    return _counted((op for op in ops if op.op_type in RECURRENT), "recurrent op*")
 
 
 def _raised_numbers(ops: list[Operation]) -> str:
     """Find outputs that are a computed number, given an axis."""
-    raised = [
-        op for op in ops if op.op_type in ("expand_dims", "reshape") and op.x.rank == 0 and op.x.op is not None
-    ]
-    return _counted(
-        (op.outputs[0].name for op in raised if is_output(op.outputs[0])), "output* made of a number"
-    )
+    reshapes = [op for op in ops if op.op_type in ("expand_dims", "reshape") and is_output(op.outputs[0])]
+    raised = (op for op in reshapes if op.x.rank == 0 and op.x.op is not None)
+    return _counted(raised, "output* made of a number")
 
 
 def _vector_products(ops: list[Operation]) -> str:
     """Find products of a vector and a batch of matrices."""
     products = [op for op in ops if op.op_type == "matmul" and min(op.x.rank, op.y.rank) == 1]
-    batched = (op.outputs[0].name for op in products if max(op.x.rank, op.y.rank) > 2)
+    batched = (op for op in products if max(op.x.rank, op.y.rank) > 2)
     return _counted(batched, "product* of a vector and a batch")
 
 
 def _varying_means(ops: list[Operation]) -> str:
     """Find means of values whose sizes vary."""
     means = [op for op in ops if op.op_type == "reduce_mean" and any(map(is_symbolic, op.x.shape))]
-    return _counted((op.outputs[0].name for op in means), "mean* of values whose sizes vary")
+    return _counted(means, "mean* of values whose sizes vary")
 
 
 GUARDS = MOVING | names("clip maximum add cast")
@@ -321,17 +328,11 @@ def _masked_means(ops: list[Operation]) -> str:
     """Find means by a mask over an axis whose length varies: a sum is divided by the sum of the mask."""
     quotients = []
     for op in (op for op in ops if op.op_type == "real_div"):
-        total, count = producer(op.x, "reduce_sum"), op.y
-        while (guard := producer(count, *GUARDS)) is not None:
-            count = guard.x
-        if total is not None and producer(count, "reduce_sum") is not None and _varies(total):
-            quotients.append(op.outputs[0].name)
+        total, count = producer(op.x, "reduce_sum"), producer(value_before(op.y, GUARDS), "reduce_sum")
+        lengths = () if total is None or count is None else [total.x.shape[axis] for axis in axes_of(total)]
+        if any(map(is_symbolic, lengths)):
+            quotients.append(op)
     return _counted(quotients, "mean* by a mask over a length that varies")
-
-
-def _varies(reduction: Operation) -> bool:
-    """Is the length of a reduced axis symbolic?"""
-    return any(is_symbolic(reduction.x.shape[axis]) for axis in axes_of(reduction))
 
 
 PARTS = names("cast identity slice_by_index split squeeze")
@@ -340,18 +341,16 @@ PARTS = names("cast identity slice_by_index split squeeze")
 
 def _places(ops: list[Operation]) -> str:
     """Find places along one axis, with a length that depends on the input; a list of all places has two."""
-    found = []
+    values = []
     for op in ops:
         if (
             op.op_type in ("squeeze", "slice_by_index")
             and op.outputs[0].rank == 1
             and is_symbolic(op.outputs[0].shape[0])
         ):
-            listed = op.x
-            while (part := producer(listed, *PARTS)) is not None:
-                listed = part.x
-            found += [op.outputs[0].name] * (producer(listed, "non_zero") is not None)
-    return _counted(found, "list* of places along one axis")
+            listed = producer(value_before(op.x, PARTS), "non_zero")
+            values += [op] * (listed is not None)
+    return _counted(values, "list* of places along one axis")
 
 
 LEAST_SCALES = 1024
@@ -360,11 +359,9 @@ LEAST_SCALES = 1024
 
 def _scaled_between_reshapes(ops: list[Operation]) -> str:
     """Find norms whose scale or shift, of unequal numbers, stands between two reshapes."""
-    values = [op.outputs[0] for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
-    return _counted(
-        (v.name for v in values if _is_normed(v) and _ends_in_reshape(v)),
-        "scale* of a norm between two reshapes",
-    )
+    scales = [op for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
+    between = (op for op in scales if _is_normed(op.outputs[0]) and _ends_in_reshape(op.outputs[0]))
+    return _counted(between, "scale* of a norm between two reshapes")
 
 
 def _has_unequal_scales(op: Operation) -> bool:
@@ -405,8 +402,7 @@ LONG_SOUND = 479_014
 def _long_sounds(ops: list[Operation]) -> str:
     """Find convolutions along an axis of very many samples."""
     convolved = (op for op in ops if op.op_type in ("conv", "conv_transpose"))
-    shapes = ((op.outputs[0].name, static_shape(op.outputs[0])) for op in convolved)
-    long = [name for name, shape in shapes if shape is not None and max(shape[2:]) >= LONG_SOUND]
+    long = (op for op in convolved if max((static_shape(op.outputs[0]) or ())[2:], default=0) >= LONG_SOUND)
     return _counted(long, "convolution* over a long sound")
 
 
@@ -422,8 +418,7 @@ REPORTS = (
         form=_edges_before_last_two,
         advice="pad with slices and a concat, or move each axis to the end, pad it and move it back",
         remedy="reflect_pad_slices",
-        nothing_loads=True,
-        refused_by_parser=True,
+        outcome=Outcome.REFUSED_BY_PARSER,
     ),
     LoadReport(
         "refused-number-output",
@@ -435,7 +430,7 @@ REPORTS = (
         form=_raised_numbers,
         advice="take the mean so that an axis of length 1 stays, as in mean(dim=(1, 2)), or drop the output",
         systems=(("macOS", 14),),
-        nothing_loads=True,
+        outcome=Outcome.FAILED_EVERYWHERE,
     ),
     LoadReport(
         "crash-vector-product",
@@ -447,7 +442,7 @@ REPORTS = (
         form=_vector_products,
         advice="make the vector a row (expand_dims) before the product, and squeeze its result",
         systems=(("macOS", 14),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-int8-gpu",
@@ -460,7 +455,7 @@ REPORTS = (
         advice="ask for CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
         chips=("M4",),
         loaded_on=(("macOS", 26),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-palette-scale",
@@ -474,7 +469,7 @@ REPORTS = (
         chips=("M4",),
         systems=(("macOS", 26),),
         remedy="fold_palette_scales",
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "hang-nearest-pool",
@@ -573,7 +568,7 @@ REPORTS = (
         advice="ask for CPU_AND_NE, or use scaled_dot_product_attention",
         chips=("M5",),
         systems=(("macOS", 26),),
-        nothing_loads=True,
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "abort-recurrent-gpu",
@@ -624,7 +619,7 @@ REPORTS = (
         advice="fix the sizes, or ask for iOS 16",
         systems=(("iOS", 15),),
         remedy="fix_shapes",
-        nothing_loads=True,
+        outcome=Outcome.FAILED_EVERYWHERE,
         common=True,
         of_varying_sizes=True,
     ),
@@ -643,24 +638,21 @@ REPORTS = (
 )
 
 
-def of_function(function: Function, target: Target, as_given: Function | None = None) -> Iterator[Finding]:
+def of_function(function: Function, target: Target, before_fixing: Function | None = None) -> Iterator[Finding]:
     """Yield a claim or a warning for each report whose form a function has.
 
     Args:
         function: with sizes that are fixed.
         target: chips, OS and compute units.
-        as_given: the function before its sizes were fixed; the same function by default.
+        before_fixing: the function before its sizes were fixed; the same function by default.
     """
-    fixed, varying = (
-        [op for op in walk_ops(f) if op.op_type != "const"] for f in (function, as_given or function)
-    )
+    functions = (function, before_fixing or function)
+    fixed, varying = ([op for op in walk_ops(f) if op.op_type != "const"] for f in functions)
     for report in REPORTS:
         is_claim = report.is_claim(target)
         is_asked = report.is_relevant(target) and (is_claim or not report.common)
         words = report.form(varying if report.of_varying_sizes else fixed) if is_asked else ""
         if not words:
             continue
-        how = "abort" if report.nothing_loads and is_claim else "fail"
-        how = "be refused by Core ML" if report.refused_by_parser else how
-        message = f"reported to {how}: {words} ({report.seen})"
-        yield report.rule(is_claim, report.prevents_loading(target)).finding(message)
+        outcome = report.outcome if is_claim else Outcome.UNIT_FAILED
+        yield report.rule(target).finding(f"reported to {outcome.value}: {words} ({report.seen})")

@@ -53,7 +53,15 @@ from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import ANY, Interval, constant_range, norm_gain_and_offset, weight_norms
 from anesurgery.semantics.intervals import Intervals
-from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
+from anesurgery.semantics.reading import (
+    exponential,
+    guard_of,
+    ints,
+    number,
+    readers_after,
+    sliced,
+    value_before,
+)
 from anesurgery.semantics.rows import reduced_size
 
 # Values behind norms, for the worst input that is still natural: a click in silence.
@@ -432,14 +440,7 @@ LARGEST_EPSILON = 1e-3
 def _consumer_types(var: Var) -> set[str]:
     """Return the types of the ops that read a value; a real_div counts only if the value is its divisor."""
     readers = readers_after(var, KEEPS_NUMBERS)
-    return {r.op_type for r in readers if r.op_type != "real_div" or _before_moves(r.y) is var}
-
-
-def _before_moves(var: Var) -> Var:
-    """Return the value upstream of ops that only move or repeat numbers."""
-    while (maker := producer(var, *KEEPS_NUMBERS)) is not None:
-        var = maker.x
-    return var
+    return {r.op_type for r in readers if r.op_type != "real_div" or value_before(r.y, KEEPS_NUMBERS) is var}
 
 
 def _epsilon(op: Operation) -> float | None:

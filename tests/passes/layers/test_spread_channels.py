@@ -14,6 +14,8 @@ STEP = SpreadChannels()
 test_cases, test_surroundings = table(
     STEP,
     refuses("dynamic", with_any_batch, two("multiply", (1, 3, 4, 5), (1, 3, 1, 1))),
+    refuses("1x1x1x1 is not one number for each channel", two, "multiply", (1, 3, 4, 5), (1, 1, 1, 1)),
+    refuses("1x1 is not one number for each channel of 4x5", two, "multiply", (4, 5), (1, 1)),
     *(
         rewrites(two, "multiply", x, z, rank5)
         for x, z, rank5 in [
@@ -26,12 +28,7 @@ test_cases, test_surroundings = table(
     ),
     *(
         ignores(two, "multiply", x, z)
-        for x, z in [
-            ((1, 3, 4, 5), (1, 3, 4, 5)),
-            ((1, 3, 4, 5), (1, 1, 1, 1)),
-            ((1, 3, 1, 1), (1, 3, 1, 1)),
-            ((1, 3, 4, 5), (1, 1, 4, 5)),
-        ]
+        for x, z in [((1, 3, 4, 5), (1, 3, 4, 5)), ((1, 3, 1, 1), (1, 3, 1, 1)), ((1, 3, 4, 5), (1, 1, 4, 5))]
     ),
     stays(with_constant, "multiply", (3, 4, 5), np.arange(3, dtype=np.float32).reshape(3, 1, 1)),
 )

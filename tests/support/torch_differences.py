@@ -149,7 +149,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "upsample_bilinear",
         core_ml="with align_corners=False and no half_pixel_centers, pixel i of the result lies at i / scale",
         torch="pixel i of the result lies at (i + 0.5) / scale - 0.5",
-        source=f"{MIL}; coremltools' own tests with the numbers of a Mac",
+        source=f"{MIL}; coremltools' own tests, which check this on a Mac",
         x=[[[[0.0, 1.0]]]],
         gives=(0.0, 0.5, 1.0, 1.0),
         torch_gives=(0.0, 0.25, 0.75, 1.0),
@@ -164,11 +164,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "softplus",
         "softplus",
         core_ml="is log(1 + exp(x)) everywhere",
-        torch="is x itself above its threshold",
+        torch="is x itself above its threshold, here 0.5",
         source=MIL,
         x=[1.0],
         gives=(1.3132616,),
         torch_gives=(1.0,),
     ),
 )
-"""Rows by op; `torch_gives` is PyTorch with its defaults, of softplus with threshold=0.5."""
+"""Rows by op; `torch_gives` is PyTorch with its defaults, unless `torch` says otherwise."""

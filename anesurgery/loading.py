@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.doors import door
-from anesurgery.errors import IsPipeline, LoadError, NotExpressible, UnknownName
+from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -94,7 +94,7 @@ def load_as_is(model: Any) -> Loaded:
     return _load(model, None, as_is=True)
 
 
-def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
+def _load(model: Any, compute_units: Any, **network: bool) -> Loaded:
     if isinstance(model, Loaded):
         return model
     if isinstance(model, Program):
@@ -105,14 +105,24 @@ def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
         path = model.package_path
         if path is None:
             units = compute_units or model.compute_unit
-            return _network("this MLModel", model.get_spec(), None, units, as_is=as_is)
-        return _load(path, compute_units or model.compute_unit, as_is)
+            return _network("this MLModel", model.get_spec(), None, units, **network)
+        return _load(path, compute_units or model.compute_unit, **network)
     if not isinstance(model, (str, os.PathLike)):
         cure = "give a path, an MLModel or a MIL Program"
         if converter_of(model) is not None:
             cure = "give it to inspect or apply with inputs=, or convert it first"
         raise LoadError(f"cannot load a {type(model).__name__}; {cure}")
-    return _load_path(Path(model).expanduser(), compute_units, as_is=as_is)
+    return _load_path(Path(model).expanduser(), compute_units, **network)
+
+
+@exclusive()
+def load_exact(model: Any) -> Loaded:
+    """Load a model to run it: a neural network keeps names that MIL does not take, and may be updatable.
+
+    Raises:
+        LoadError: it does not exist, is damaged, or is neither an ML Program nor a neural network.
+    """
+    return _load(model, None, exact=True)
 
 
 @exclusive()
@@ -160,7 +170,7 @@ def load_chain(folder: str | os.PathLike[str]) -> Chain:
     return read_chain(Path(folder).expanduser(), load_as_is)
 
 
-def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, as_is: bool = False) -> Loaded:
+def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, **network: bool) -> Loaded:
     if (read := reader_of(path)) is not None:
         return replace(read(path), compute_units=compute_units)
     if (is_compiled(path) and not is_network(path)) or is_text(path):
@@ -169,7 +179,7 @@ def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, as_i
     opened = SourceFile(file)
     spec = read_spec(opened)
     if spec.WhichOneof("Type") != PROGRAM:
-        return _network(str(path), spec, path.resolve(), compute_units, as_is=as_is)
+        return _network(str(path), spec, path.resolve(), compute_units, **network)
     loaded = from_spec(spec, path.resolve(), weights, compute_units, graph_only=graph_only)
     opened.check_place()  # else the weights may be those of another package
     return loaded
@@ -218,20 +228,19 @@ def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
 
 
 def load_whole(model: Any) -> Loaded:
-    """Read a model to run it; the models of a pipeline become one, and an updatable network is run as it is.
+    """Read a model to run it as `load_exact` does; the models of a pipeline become one.
 
     Raises:
         LoadError: it cannot be read, or the models of a pipeline have several opsets.
         SurgeryError: a picture passes between the models of a pipeline.
     """
     try:
-        return load(model)
-    except (IsPipeline, NotExpressible):
+        return load_exact(model)
+    except IsPipeline:
         place = getattr(model, "package_path", model)
         if not isinstance(place, (str, os.PathLike)):
             raise
-        models = load_sequence(place)
-        return joined(models, Path(place).expanduser()) if len(models.parts) > 1 else models.parts[0]
+        return joined(load_sequence(place), Path(place).expanduser())
 
 
 @exclusive()

@@ -33,7 +33,14 @@ from anesurgery.checking.trial_lengths import TrialLengths, apart_lengths, lengt
 from anesurgery.checking.trials import run_trial
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
-from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
+from anesurgery.errors import (
+    InterfaceError,
+    InterpretError,
+    IsPipeline,
+    LoadError,
+    NotExpressible,
+    SurgeryError,
+)
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.joining import join
@@ -42,7 +49,7 @@ from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.loading import load, load_member
+from anesurgery.loading import load, load_exact, load_member
 from anesurgery.mil import (
     Array,
     Function,
@@ -334,7 +341,7 @@ def compare(
         same functions, inputs, outputs and states, except as the contract declares.
 
     Raises:
-        InterfaceError: the models give different outputs although nothing was declared.
+        InterfaceError: the models have no output in common, or one has another shape, though none was declared.
         InterpretError: inputs that do not fit.
         LoadError: a model cannot be read; or a pipeline is to be proved whose models have several opsets.
         SurgeryError: an argument is not what the call takes.
@@ -366,6 +373,7 @@ def compare(
     proving = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
     declared = {name for change in contract for name in change.names} | (set(expected) if last else set())
     called = () if call else tuple(_call_differences(first.program, second.program, function, declared))
+    called = tuple(dict.fromkeys((*called, *_not_in_common(expected, outputs))))
     if not (call or function):
         called += _described_differences(first, second, declared)
     called += () if engine == INTERPRETER else _constant_outputs(first, function, inputs, old, seed)
@@ -564,8 +572,12 @@ def _separate_lengths(a: Loaded, b: Loaded, function: str | None, seed: int) -> 
 
 def _one_model(model: Any, member: str | int | None) -> Loaded:
     """Load a model, or a member of a pipeline."""
-    whole = member is None or isinstance(model, (Program, Loaded))
-    return load(model) if whole else load_member(model, member or 0)
+    if not (member is None or isinstance(model, (Program, Loaded))):
+        return load_member(model, member or 0)
+    try:
+        return load(model)
+    except NotExpressible:
+        return load_exact(model)
 
 
 def _compare_pipelines(
@@ -590,7 +602,8 @@ def _compare_pipelines(
     if any(row.undefined for row in rows):
         exact = Predictor(a, precision=Double(), fuse=False)(values)  # type: ignore[arg-type]
         rows = _rows(expected, outputs, last, adapt_outputs(contract, exact, values))
-    return Comparison(rows, precision, gate, None, tuple(change.words for change in contract))
+    called = tuple(_not_in_common(expected, outputs))
+    return Comparison(rows, precision, gate, None, tuple(change.words for change in contract), called=called)
 
 
 def _prove_pipelines(
@@ -608,7 +621,7 @@ def _prove_pipelines(
 def _rows(
     expected: Mapping[str, Any], outputs: Mapping[str, Any], last: bool, exact: Mapping[str, Any] | None = None
 ) -> tuple[OutputComparison, ...]:
-    """Return the measures of each output.
+    """Return the measures of each output that both models have.
 
     Args:
         expected: the outputs of the reference.
@@ -617,16 +630,15 @@ def _rows(
         exact: the outputs of the reference in fp64, which show the infinities that are meant.
 
     Raises:
-        InterfaceError: the outputs have other names or shapes.
+        InterfaceError: no output has the name that it had, or one has another shape.
     """
-    if set(expected) != set(outputs):
+    if expected and expected.keys().isdisjoint(outputs):
         raise InterfaceError(
-            f"the outputs {sorted(expected)} became {sorted(outputs)}; compare models of the same interface, "
-            "or pass the contract of the surgery"
+            f"the outputs {sorted(expected)} became {sorted(outputs)}; compare models with an output in common"
         )
     rows = []
-    for name, old in expected.items():
-        x, y = _last_positions(name, *_numbers(old, outputs[name]), last)
+    for name in (n for n in expected if n in outputs):
+        x, y = _last_positions(name, *_numbers(expected[name], outputs[name]), last)
         meant = None if exact is None else np.asarray(exact[name])
         if meant is not None and meant.dtype.kind != "f":
             meant = None
@@ -634,6 +646,12 @@ def _rows(
             meant = _last_positions(name, meant, y, last)[0]
         rows.append(compare_arrays(name, x, y, meant))
     return tuple(rows)
+
+
+def _not_in_common(expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
+    """Return the outputs that only one model gives, in words."""
+    apart = sorted(expected.keys() ^ outputs.keys())
+    return [f"output {n} is only in the {'first' if n in expected else 'second'} model" for n in apart]
 
 
 def _last_positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:
@@ -654,12 +672,17 @@ def _last_positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, A
 
 
 def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
-    """Return two outputs as arrays: dictionaries in the order of keys, labels as whether they are equal."""
-    if isinstance(a, Mapping):
+    """Return two outputs as arrays: dictionaries in the order of keys, labels as whether they are equal.
+
+    A dictionary beside an array, which has no keys, is in its own order: that of the classes.
+    """
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
         keys = sorted(a.keys() | b.keys())
         x, y = (np.array([value.get(key, np.nan) for key in keys]) for value in (a, b))
         return x, y
-    x, y = np.asarray(a), np.asarray(b)
+    x, y = (np.array([*v.values()]) if isinstance(v, Mapping) else np.asarray(v) for v in (a, b))
+    if isinstance(a, Mapping) != isinstance(b, Mapping) and x.size == y.size:
+        x, y = x.reshape(-1), y.reshape(-1)
     if x.dtype.kind in "US":
         return np.ones(x.shape, bool), np.asarray(x == y)
     return x, y

@@ -163,7 +163,7 @@ def sensitivity(
             with waiting("compressing with coremltools", call.silent):
                 compressed, place = proposal.apply(model), out.expanduser().absolute()
                 write_atomically(place, lambda path: compressed.save(str(path)), overwrite)
-    then = command("compress", model, "--bits", 4) if model else ""
+    then = command("compress", model, "--bits", 4) if model and costs.total else ""
     return Outcome(plain, shown=shown, wrote=[save, out], then=then if out is None else command("see", out))
 
 

@@ -87,11 +87,11 @@ def _compared(comparison: Any, a: str, b: str) -> Outcome:
 @subcommand()
 def diff(a: Model, b: Model, dialect: Dialect = "short") -> Outcome:
     """Show how two models differ: interface, number of ops, program text."""
-    from anesurgery.loading import interface, load, to_text
+    from anesurgery.loading import interface, load_whole, to_text
     from anesurgery.rewriting.ml_program import op_counts
 
     with waiting("reading both models"):
-        old, new = load(a), load(b)
+        old, new = load_whole(a), load_whole(b)
         first, second = (to_text(model, dialect=dialect).splitlines() for model in (old, new))
         lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
         words = interface(old).difference(interface(new))

@@ -211,6 +211,15 @@ class _Ends:
         """Return the command that applies a pass."""
         return command("fix", self.after or self.model, name, target=self.target)
 
+    def checked(self, first: Any) -> str:
+        """Return the command that checks numbers, of all or of one model; "" without the code of a layer."""
+        parts = first.parts.items()
+        if any(row.op_type == "custom" for part in (first, *first.parts.values()) for row in part.ops):
+            return ""
+        if all(part.ops or part.parts for _, part in parts):
+            return to_certify(self.model, self.target)
+        return command("ranges", self.model, "--member", next(name for name, part in parts if part.ops))
+
     def report(self, first: Any, full: bool) -> Outcome:
         """Return the outcome for one model."""
         from anesurgery.show import terminal
@@ -219,7 +228,7 @@ class _Ends:
         then = first.fixing
         if not then and any(finding.remedy for finding in first.all_findings):
             then = command("fix", self.model, target=self.target)
-        then = (then or to_certify(self.model, self.target)) if first.counts else ""
+        then = (then or self.checked(first)) if first.counts else ""
         more = WHY if first.counts and not full else ""
         return Outcome(first, shown=shown, wrote=self.wrote, then=then, more=more)
 

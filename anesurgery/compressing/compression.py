@@ -324,7 +324,12 @@ def compress(
     doubts = [*samples.doubts, *_few_rows(rows)]
     for words in doubts:
         warn(f"compress: {words}")
-    doubts += [*opset_notes, *unknown_chips((row.form for row in rows if row.form), device)]
+    doubts += [
+        *given.notes(given),
+        *_kept_functions(edited, plan),
+        *opset_notes,
+        *unknown_chips((row.form for row in rows if row.form), device),
+    ]
     on_engine = engine_share(before), engine_share(after)
     compression = _result(given, edited, rows, samples, plan, on_engine, doubts)
     points, reasons = _measure_modes(given, against, smallest, partial(_measure, given, samples, name))
@@ -342,6 +347,15 @@ def _few_rows(weights: Sequence[CompressedWeight]) -> Iterable[str]:
             f"{len(few)} of {len(weights)} weights have more columns than the samples have rows ({columns:,} "
             f"against {rows:,}), so their correction may not hold elsewhere; give more samples"
         )
+
+
+def _kept_functions(edited: MLProgram, plan: Plan) -> Iterable[str]:
+    """Yield a note if other functions have weights that nothing compressed."""
+    for part in edited.parts:
+        others = {n: f for n, f in part.program.functions.items() if n != _function_name(part.program, plan)}
+        if kept := [name for name, function in others.items() if find_candidates(function, plan.smallest)[0]]:
+            words = f"{plan.function} was compressed, not {', '.join(kept)}"
+            yield f"{words}: compress the result, function={kept[0]}"
 
 
 def _measure(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:

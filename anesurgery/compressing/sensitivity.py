@@ -40,7 +40,7 @@ from anesurgery.interpret.features import default_shapes, images
 from anesurgery.interpret.forks import Fork, Forks
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.loading import load
+from anesurgery.loading import load_whole
 from anesurgery.mil import Var, function_of
 from anesurgery.splitting.graph import read_graph
 
@@ -155,7 +155,8 @@ def sensitivity(
     """Measure what each weight costs at the outputs when coremltools compresses it alone.
 
     Args:
-        model: path, MLModel or MIL program, with the weights to measure uncompressed.
+        model: path, MLModel or MIL program, with the weights to measure uncompressed. The models of a pipeline
+            are measured as one.
         data: one set of inputs by name, or several. Default: one random set, which says little about a trained
             model.
         modes: names such as "palettize-4", "linear-8", "prune-50" (`compressing.modes`).
@@ -179,10 +180,10 @@ def sensitivity(
     chosen, part = [read_mode(name) for name in modes], share(shard)
     if jobs != 1 or scheduler is not None:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
-        subject = model if isinstance(model, (str, os.PathLike)) else load(model)
+        subject = model if isinstance(model, (str, os.PathLike)) else load_whole(model)
         with workers(jobs, scheduler) as pool:
             return _measure_by_workers(subject, data, tuple(modes), part, pool, options, progress)
-    loaded = load(model)
+    loaded = load_whole(model)
     inputs = loaded.described_inputs
     like = {"shapes": default_shapes(inputs), "images": images(inputs)}
     samples = _samples(data, lambda: sample_inputs(loaded.program, function=function, seed=seed, **like))

@@ -86,7 +86,8 @@ def _no_network(spec: Any, what: str, kind: str) -> LoadError:
     """Return why there is nothing to import, and what to do instead."""
     if kind in PIPELINES:
         names = ", ".join(part_names(PIPELINES[kind](spec)))
-        return IsPipeline(f"{what} is a pipeline of several models ({names}); name one of them as the member")
+        cure = "give one of them: as the member, where the call takes one, or its own file"
+        return IsPipeline(f"{what} is a pipeline of several models ({names}); {cure}")
     if kind == PROGRAM:
         return LoadError(f"{what} is an ML Program already")
     return LoadError(f"{what} is of type {kind}, which has no tensor ops: nothing to run or to rewrite")

@@ -107,10 +107,12 @@ class Intervals:
         type_range = OF_TYPES.get(kind, ANY)
         if op is None:
             return self.assume.get(var.name, type_range)
+        if (
+            op.op_type == "const" and kind != "b"
+        ):  # without a step: a bound holds however long the other operand
+            return constant_range(var)
         if self.steps <= 0 or kind == "b":
             return type_range
-        if op.op_type == "const":
-            return constant_range(var)
         if self.nested == DEEP:
             self.steps, self.stopped_at = 0, var
             return type_range

@@ -66,6 +66,8 @@ def whole_lines(compression: Compression) -> list[str]:
     )
     if compression.time is not None:
         lines.append(str(compression.time))
+    if not compression.weights:
+        lines.append("no weight to compress: small ones, and compressed ones, stay as they are")
     reasons = Counter((row.form, row.why) for row in compression.weights)
     lines += [_form_reason(form, why, count) for (form, why), count in reasons.items()]
     lines += [*_input_lines(compression), *_balance_lines(compression)]

@@ -26,9 +26,9 @@ import numpy as np
 
 from anesurgery.display import counted, printable, short_name
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
-from anesurgery.loading import load_graph
+from anesurgery.loading import load_graph, load_whole
 from anesurgery.mil import Block, Operation, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -140,7 +140,10 @@ def draw(
     """
     if before < 0 or after < 0:
         raise SurgeryError(f"before={before}, after={after}: steps are counted from 0")
-    loaded = load_graph(model)
+    try:
+        loaded = load_graph(model)
+    except IsPipeline:
+        loaded = load_whole(model)
     chosen = function_of(loaded.program, function)
     middle = None if around is None else _named(chosen, around)
     flow = _flow((middle and middle.enclosing_block) or chosen)

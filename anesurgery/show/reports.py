@@ -399,6 +399,8 @@ def sensitivity_report(costs: Sensitivity) -> Report:
         f"loss of the outputs if one weight is compressed: {what}; {counted(costs.samples, 'sample')}{share}"
     )
     unmeasured = Counter(why for row in costs.rows for why in dict.fromkeys(row.skipped.values()))
+    if not costs.total:
+        title = f"no weight to measure: compressed ones, and those of up to {costs.smallest} elements, stay"
     skipped = [f"not measured, {counted(count, 'weight')}: {why}" for why, count in unmeasured.items()]
     return Report(title, [Table(("weight", "read by", "size", *costs.modes), rows), *more, *skipped])
 

@@ -99,7 +99,7 @@ def test_what_has_no_ops_is_named_and_others_can_be_run(tmp_path: Path) -> None:
 
 def test_advice_for_a_pipeline_is_to_name_a_member(two: Path) -> None:
     with pytest.raises(
-        LoadError, match=r"is a pipeline of several models \(double, negate\); name one of them"
+        LoadError, match=r"is a pipeline of several models \(double, negate\); give one of them"
     ):
         load(two)
     with pytest.raises(LoadError, match=r"a pipeline without an ML Program \(double, negate\).*upgrade makes"):
@@ -128,6 +128,21 @@ def test_compare_keeps_to_the_shapes_that_are_described(tmp_path: Path) -> None:
 def test_the_models_of_a_pipeline_are_certified_and_searched_as_one(two: Path) -> None:
     assert ane.certify(two).rows
     assert ane.first_divergence(two, two) is None
+    assert ane.sensitivity(two, X).samples == 1
+    assert ane.draw(two).ops
+
+
+def test_the_next_command_runs(tmp_path: Path, two: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    mixed = pipeline(tmp_path / "mixed.mlmodel", network(), imputer(), names=("double", "clean"))
+    custom = tmp_path / "custom.mlmodel"
+    layer = make_layer("custom", ["x"], ["y"], className="OnlyInTheApp")
+    custom.write_bytes(make_network({"x": (1, 2)}, [layer], ["y"]).SerializeToString())
+    for path, then in ((mixed, f"ranges {mixed} --member double"), (two, f"certify {two}"), (custom, "")):
+        monkeypatch.setattr(sys, "argv", ["anesurgery", "inspect", str(path)])
+        with pytest.raises(SystemExit):
+            cli.main()
+        said = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+        assert f"next: anesurgery {then}" in said if then else "next:" not in said
 
 
 def test_a_value_that_the_next_model_reads_in_fp16_is_cast(tmp_path: Path) -> None:
@@ -154,5 +169,31 @@ def test_an_updatable_network_is_certified_and_not_rewritten(tmp_path: Path) -> 
     path = tmp_path / "updatable.mlmodel"
     path.write_bytes(spec.SerializeToString())
     assert ane.certify(path).ok
+    assert ane.compare(path, path).ok
     with pytest.raises(LoadError, match="the model is updatable"):
         load(path)
+
+
+def test_a_network_is_certified_by_the_names_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "odd.mlmodel"
+    path.write_bytes(network(made="logits.1-ü").SerializeToString())
+    assert [one.name for one in ane.certify(path).outputs["fp16"]] == ["logits.1-ü"]
+
+
+def test_a_classifier_is_compared_with_a_model_that_holds_no_label(tmp_path: Path) -> None:
+    spec = network(made="p")
+    content = spec.neuralNetwork.SerializeToString()
+    spec.neuralNetworkClassifier.ParseFromString(content)  # the fields of both have the same numbers
+    spec.neuralNetworkClassifier.stringClassLabels.vector.extend(["b", "a"])
+    del spec.description.output[:]
+    spec.description.output.add(name="p").type.dictionaryType.stringKeyType.SetInParent()
+    spec.description.output.add(name="label").type.stringType.SetInParent()
+    spec.description.predictedFeatureName = "label"
+    spec.description.predictedProbabilitiesName = "p"
+    paths = tmp_path / "with.mlmodel", tmp_path / "without.mlmodel"
+    for path, model in zip(paths, (spec, network(made="p")), strict=True):
+        path.write_bytes(model.SerializeToString())
+    comparison = ane.compare(*paths)
+    assert [(one.name, one.psnr) for one in comparison.outputs] == [("p", np.inf)]
+    assert not comparison.ok
+    assert "output label is only in the first model" in comparison.verdict

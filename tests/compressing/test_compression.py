@@ -191,6 +191,13 @@ def test_functions_that_share_weights_share_what_they_become(package: Path, tmp_
         ane.compress(both, 4, inputs=samples(), target="M5", smallest=1000)
 
 
+def test_functions_that_keep_their_weights_are_named(package: Path, tmp_path: Path) -> None:
+    other = ane.save(ane.load(linear_layer(2 * UP, 4, "x", "h")), tmp_path / "other.mlpackage")
+    both = ane.merge({"one": package, "two": other}, tmp_path / "both.mlpackage")
+    found = ane.compress(both, 8, inputs=samples(), function="one", target="M5", smallest=1000)
+    assert any("not two: compress the result, function=two" in note for note in found.notes)
+
+
 def test_a_pipeline_is_compressed_part_by_part(package: Path, tmp_path: Path) -> None:
     models = []
     for number, (numbers, source, to) in enumerate(((UP, "x", "h"), (DOWN, "h", "y"))):

@@ -287,6 +287,16 @@ def test_ids_that_are_never_negative(name: str) -> None:
     assert never_negative(result(program(body, types.int32))) == certain
 
 
+def test_a_bound_holds_behind_a_long_chain() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        for _ in range(40):
+            x = mb.sub(x=mb.exp(x=x), y=mb.log(x=x))
+        return mb.minimum(x=x, y=10.0)
+
+    assert interval(result(program))[1] == 10
+
+
 def test_a_topk_without_indices_has_a_range() -> None:
     @mb.program(input_specs=[mb.TensorSpec((4,))], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:

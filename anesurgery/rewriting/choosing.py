@@ -85,7 +85,8 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     search, less_exact = Search(start, trials, required), dict[str, str]()
     end = search.best(in_order((*repairing.values(), *others)))
     composer = _Composer(wish, session, search, repairs, start, end, outputs)
-    if (wish.exact or search.searching_step is not None or repairing) and composer.gain:
+    # a search only adds what gains, so without a gain of the whole its steps are not judged
+    if wish.exact or repairing or (search.searching_step is not None and composer.gain):
         judged = without_losses_of_digits(start, end, trials, Outputs.of(start, session, gate))
         search.results.notes += judged.notes
         end, less_exact = judged.end, judged.losses

@@ -324,12 +324,8 @@ def compress(
     doubts = [*samples.doubts, *_few_rows(rows)]
     for words in doubts:
         warn(f"compress: {words}")
-    doubts += [
-        *given.notes(given),
-        *_kept_functions(edited, plan),
-        *opset_notes,
-        *unknown_chips((row.form for row in rows if row.form), device),
-    ]
+    doubts += [*given.notes(given), *_kept_functions(edited, plan), *opset_notes]
+    doubts += unknown_chips((row.form for row in rows if row.form), device)
     on_engine = engine_share(before), engine_share(after)
     compression = _result(given, edited, rows, samples, plan, on_engine, doubts)
     points, reasons = _measure_modes(given, against, smallest, partial(_measure, given, samples, name))

@@ -33,6 +33,7 @@ from anesurgery.errors import (
 from anesurgery.files import progress
 from anesurgery.files.interface import call_of
 from anesurgery.files.writing import check_place
+from anesurgery.interpret.sampling import check_seed
 from anesurgery.mil import Program, exclusive
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.placement.durations import Change, Time, change
@@ -402,6 +403,7 @@ class _Job:
         if math.isnan(gate):
             raise SurgeryError("gate=nan; give a PSNR in dB")
         check_choice(compressed)
+        check_seed(seed)
         made = passes if isinstance(passes, Plan) else None
         target = made.target if made is not None and target is None else target
         Target.parse(target)

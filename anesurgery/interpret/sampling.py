@@ -167,14 +167,23 @@ def sample_inputs(program: Program, *, function: str | None = None, **options: A
     return sample_function(function_of(program, function), **options)
 
 
+def check_seed(seed: int) -> None:
+    """Check the seed of a generator.
+
+    Raises:
+        SurgeryError: it is not a whole number from 0 up.
+    """
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+        raise SurgeryError(f"seed={seed!r}; it must be a whole number from 0 up")
+
+
 def generator(seed: int) -> np.random.Generator:
     """Return a generator of random numbers.
 
     Raises:
         SurgeryError: the seed is not a whole number from 0 up.
     """
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-        raise SurgeryError(f"seed={seed!r}; it must be a whole number from 0 up")
+    check_seed(seed)
     return np.random.default_rng(int(seed))
 
 

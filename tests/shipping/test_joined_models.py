@@ -115,5 +115,7 @@ def test_a_picture_that_passes_between_is_refused(tmp_path: Path) -> None:
     feature.type.imageType.width, feature.type.imageType.height = 4, 3
     feature.type.imageType.colorSpace = 10  # grey
     file.write_bytes(spec.SerializeToString())
-    with pytest.raises(ane.SurgeryError, match=r"the picture states passes between .*; make each model"):
+    with pytest.raises(
+        ane.SurgeryError, match=r"the picture states passes between .*; give each model by itself"
+    ):
         ane.sizes(whole, SIZES)

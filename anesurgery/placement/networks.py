@@ -73,7 +73,8 @@ def inspect_network(
         target: chips, OS and compute units.
         label: the model in words, for messages.
         blobs: of the network; inferred by default.
-        advice: report faults of its ops, and what keeps it from becoming an ML Program? That imports it.
+        advice: report faults of its ops, and what keeps it from becoming an ML Program? A score needs neither,
+            and building the program takes longest.
 
     Returns:
         An inspection with rows in file order, those of nested networks after the layer that holds them, without

@@ -107,9 +107,8 @@ class Intervals:
         type_range = OF_TYPES.get(kind, ANY)
         if op is None:
             return self.assume.get(var.name, type_range)
-        if (
-            op.op_type == "const" and kind != "b"
-        ):  # without a step: a bound holds however long the other operand
+        # a constant costs no step: `min(x, 10)` has a bound, however many ops x comes from
+        if op.op_type == "const" and kind != "b":
             return constant_range(var)
         if self.steps <= 0 or kind == "b":
             return type_range

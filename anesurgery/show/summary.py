@@ -350,18 +350,17 @@ def agreement_words(compared: Sequence[Agreement]) -> str:
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
 
 
-Number = Callable[[Inspection], tuple[float | None, str]]
-"""Returns a number of an inspection, None if it is unknown, and the number in words."""
+Measure = Callable[[Inspection], tuple[tuple[float, float] | None, str]]
+"""Returns (least, largest) of a number of an inspection, None if it is unknown, and the number in words."""
 UNKNOWN = (None, "unknown")
 
 
-def _whole(count: Callable[[Inspection], int]) -> Number:
-    return lambda i: (count(i), f"{count(i):,}")
+def _whole(count: Callable[[Inspection], int]) -> Measure:
+    return lambda i: ((count(i), count(i)), f"{count(i):,}")
 
 
-def _share(key: str) -> Number:
-    """Return the sum of both ends of a share, of which only the order counts, and the share in words."""
-    return lambda i: (i.residency[key] + i.residency_at_most[key], share_words(i, key))
+def _share(key: str) -> Measure:
+    return lambda i: ((i.residency[key], i.residency_at_most[key]), share_words(i, key))
 
 
 def cost(inspection: Inspection) -> float | None:
@@ -370,29 +369,29 @@ def cost(inspection: Inspection) -> float | None:
     return None if None in costs else sum(c for c in costs if c is not None)
 
 
-NUMBERS: dict[str, tuple[Number, int]] = {
-    "status": (_whole(lambda i: i.status), -1),
+NUMBERS: dict[str, tuple[Measure, int]] = {
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the Neural Engine": (_share("ops"), 1),
     "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else UNKNOWN, 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the Neural Engine cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
-    "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
+    "ops for which that is unclear": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "weights": (lambda i: (m.weights, byte_words(m.weights)) if (m := i.memory) else UNKNOWN, -1),
+    "weights": (lambda i: ((m.weights,) * 2, byte_words(m.weights)) if (m := i.memory) else UNKNOWN, -1),
 }
 """Label -> (the number, the direction in which it improves: 1 if more is better, -1 if less is, 0 for none)."""
 
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:
-    """Return the numbers of a model before and after."""
+    """Return the numbers of a model before and after. Two ranges that overlap are not judged."""
     changed = []
     for label, (number_of, direction) in NUMBERS.items():
         (old, old_words), (new, new_words) = number_of(before), number_of(after)
         better = None
-        if direction and old_words != new_words and old is not None and new is not None:
-            better = (new - old) * direction > 0
+        if direction and old is not None and new is not None and old_words != new_words:
+            is_apart = min(new) >= max(old) or max(new) <= min(old)
+            better = (sum(new) - sum(old)) * direction > 0 if is_apart else None
         changed.append(Change(label, old_words, new_words, better))
     return changed + time_changes(before, after)
 

@@ -176,8 +176,7 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
     about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
-    images = {f.name for f in loaded.described_inputs if f.type.WhichOneof("Type") == "imageType"}
-    about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice, images=images)
+    about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice, images=loaded.image_inputs)
     doubts = (
         *whole_model.doubts(chosen, shaped.flexible, budget, target),
         *whole_model.failing((*about_load, *about_shapes), target),

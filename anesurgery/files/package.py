@@ -92,11 +92,6 @@ class Loaded:
         """`FeatureDescription` messages of the inputs; none for a bare program."""
         return [] if self.spec is None else list(self.spec.description.input)
 
-    @property
-    def image_inputs(self) -> frozenset[str]:
-        """The names of inputs that are images."""
-        return frozenset(f.name for f in self.described_inputs if f.type.WhichOneof("Type") == "imageType")
-
     def check_source(self) -> None:
         """Check that the weight file was not changed; weights are read from it when they are needed.
 

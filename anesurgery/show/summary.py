@@ -352,13 +352,17 @@ def agreement_words(compared: Sequence[Agreement]) -> str:
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
 
 
-def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[float, str]]:
-    return lambda i: (count(i), f"{count(i):,}")
+def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[float, float, str]]:
+    return lambda i: (count(i), count(i), f"{count(i):,}")
 
 
-def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
-    """Return a share in words; of a range both ends."""
-    return lambda i: (i.residency[key] + i.residency_at_most[key], share_words(i, key))
+def _share(key: str) -> Callable[[Inspection], tuple[float, float, str]]:
+    return lambda i: (i.residency[key], i.residency_at_most[key], share_words(i, key))
+
+
+def _weights(inspection: Inspection) -> tuple[float, float, str]:
+    size = inspection.memory.weights if inspection.memory else 0
+    return size, size, byte_words(size) if inspection.memory else "unknown"
 
 
 def cost(inspection: Inspection) -> float | None:
@@ -367,29 +371,29 @@ def cost(inspection: Inspection) -> float | None:
     return None if None in costs else sum(c for c in costs if c is not None)
 
 
-NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
-    "status": (_whole(lambda i: i.status), -1),
+NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, float, str]], int]] = {
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the Neural Engine": (_share("ops"), 1),
-    "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
+    "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else (0, 0, "unknown"), 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the Neural Engine cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
-    "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
+    "ops for which that is unclear": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "weights": (lambda i: (i.memory.weights, byte_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
+    "weights": (_weights, -1),
 }
-"""Label -> a function that returns (number, in words), and the direction in which it improves: 1 if more is
-better, -1 if less is, 0 for none."""
+"""Label -> a function that returns (least number, largest number, in words), and the direction in which it
+improves: 1 if more is better, -1 if less is, 0 for none."""
 
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:
-    """Return the numbers of a model before and after."""
+    """Return the numbers of a model before and after. Two ranges that overlap are not judged."""
     changed = []
     for label, (number_of, direction) in NUMBERS.items():
-        (old, old_words), (new, new_words) = number_of(before), number_of(after)
+        (*old, old_words), (*new, new_words) = number_of(before), number_of(after)
         is_judged = direction and old_words != new_words and "unknown" not in (old_words, new_words)
-        better = (new - old) * direction > 0 if is_judged else None
+        is_apart = min(new) >= max(old) or max(new) <= min(old)
+        better = (sum(new) - sum(old)) * direction > 0 if is_judged and is_apart else None
         changed.append(Change(label, old_words, new_words, better))
     return changed + time_changes(before, after)
 

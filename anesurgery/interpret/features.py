@@ -7,7 +7,7 @@ Scale and bias are ops of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -172,6 +172,13 @@ def allowed_shapes(features: Iterable[Any]) -> dict[str, list[list[Range]]]:
 def images(features: Iterable[Any]) -> frozenset[str]:
     """Return the names of the features that are images."""
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
+
+
+def eight_bit_images(features: Collection[Any]) -> frozenset[str]:
+    """Return the names of the images whose pixels are numbers from 0 to 255; other images hold fp16."""
+    half = proto.FeatureTypes_pb2.ImageFeatureType.GRAYSCALE_FLOAT16
+    pictures = images(features)
+    return frozenset(f.name for f in features if f.name in pictures and f.type.imageType.colorSpace != half)
 
 
 Range = tuple[int, int]

@@ -25,7 +25,7 @@ from anesurgery.files import size_index
 from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
-from anesurgery.interpret.features import images
+from anesurgery.interpret.features import eight_bit_images
 from anesurgery.loading import load_graph
 from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory, unit_advice
@@ -177,7 +177,8 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
     about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
-    pixels = images(loaded.described_inputs)
+    described = loaded.spec.description if loaded.spec is not None else None
+    pixels = eight_bit_images([*described.input, *described.output] if described is not None else [])
     about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice, images=pixels)
     doubts = (
         *whole_model.doubts(chosen, shaped.flexible, budget, target),

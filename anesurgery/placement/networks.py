@@ -15,6 +15,7 @@ from itertools import starmap
 from typing import Any
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
+from anesurgery.interpret.features import eight_bit_images
 from anesurgery.mil import Operation, any_symbolic, is_weight, nested_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
@@ -24,8 +25,16 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import flexible_shapes
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
 from anesurgery.placement.rules.faulty_ops import findings_of_layers
-from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
-from anesurgery.placement.rules.shapes import of_lengths
+from anesurgery.placement.rules.layer_rules import (
+    BROADCASTABLE,
+    OLD_FORMAT,
+    RANK_FREE,
+    REFUSED,
+    Described,
+    judge,
+    refusal,
+)
+from anesurgery.placement.rules.shapes import of_images, of_lengths
 from anesurgery.placement.rules.whole_model import doubts_about_shapes
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
@@ -108,7 +117,7 @@ def inspect_network(
         target=target,
         ops=tuple(rows),
         segments=with_times(segments, numbers, timed.each),
-        findings=(*_format_findings(rows), *faults, *about_shapes, *doubts),
+        findings=(*_refusals(layers), *_format_findings(rows), *faults, *about_shapes, *doubts),
         memory=None,
         notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
@@ -266,6 +275,13 @@ def _segment(
     )
 
 
+def _refusals(layers: Iterable[_Layer]) -> Iterator[Finding]:
+    """Yield a finding for each layer that Core ML refuses."""
+    for layer in layers:
+        if why := refusal(layer.spec):
+            yield REFUSED.finding(f"Core ML does not load it: {layer.name} {why}", layer.name)
+
+
 def _format_findings(rows: Sequence[OpRow]) -> Iterator[Finding]:
     """Yield the finding about layers that need not be off the engine in an ML Program."""
     old = Counter(r.op_type for r in rows if r.op_type in BROADCASTABLE | RANK_FREE)
@@ -287,13 +303,16 @@ def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
 
 
 def _faults_and_obstacle(spec: Any, label: str, target: Target) -> tuple[list[Finding], list[str]]:
-    """Return (findings about wrong ops, []), or ([], [why a sound network cannot become an ML Program]).
+    """Return (findings about ops and images, []), or ([], [why a sound network cannot become an ML Program]).
 
     Raises:
         LoadError: the network is damaged, also if a sound layer before the damage cannot be built.
     """
     try:
-        return list(findings_of_layers(import_network(spec, label).program, target)), []
+        program, described = import_network(spec, label).program, spec.description
+        pixels = eight_bit_images([*described.input, *described.output])
+        about_images = of_images(program.functions["main"], pixels)
+        return [*findings_of_layers(program, target), *about_images], []
     except NotExpressible as error:
         with suppress(NotExpressible):
             if (damage := _damage(Blobs(network_of(spec), spec.description))) is not None:

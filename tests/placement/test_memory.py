@@ -402,3 +402,42 @@ def test_pixels_that_a_product_reads_as_they_are(module: Scaled, given: Any, rea
         )
     said = [f.message for f in ane.inspect(model).all_findings if f.rule == "image-unscaled"]
     assert said == ([f"image %x: {reader} reads pixels from 0 to 255, without scale or bias"] if reader else [])
+
+
+GREY_HALF = ct.ImageType("y", color_layout=ct.colorlayout.GRAYSCALE_FLOAT16)
+
+
+@pytest.mark.parametrize(
+    ("last", "channels", "given", "numbers"),
+    [
+        (torch.sigmoid, 3, ct.ImageType("y"), "0 to 1"),
+        (torch.tanh, 3, ct.ImageType("y", color_layout=ct.colorlayout.BGR), "-1 to 1"),
+        (lambda x: x.clamp(0, 1), 3, ct.ImageType("y"), "0 to 1"),
+        (lambda x: x.softmax(1)[:, :1], 4, ct.ImageType("y", color_layout=ct.colorlayout.GRAYSCALE), "0 to 1"),
+        (lambda x: 255 * torch.sigmoid(x), 3, ct.ImageType("y"), ""),
+        (lambda x: x, 3, ct.ImageType("y"), ""),
+        (torch.sigmoid, 1, GREY_HALF, ""),
+        (torch.sigmoid, 3, ct.TensorType("y"), ""),
+    ],
+)
+def test_image_outputs_that_are_black(last: Any, channels: int, given: Any, numbers: str) -> None:
+    class Ending(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(3, channels, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return last(self.first(x))
+
+    traced = torch.jit.trace(Ending().eval(), torch.rand(1, 3, 8, 8))  # type: ignore[no-untyped-call]
+    target = ct.target.iOS16
+    with quiet_host():
+        model = ct.convert(
+            traced,
+            inputs=[ct.TensorType("x", (1, 3, 8, 8))],
+            outputs=[given],
+            minimum_deployment_target=target,
+            skip_model_load=True,
+        )
+    said = [f.message for f in ane.inspect(model).all_findings if f.rule == "image-dark"]
+    assert said == ([f"image output %y: numbers from {numbers}, as pixels from 0 to 255"] if numbers else [])

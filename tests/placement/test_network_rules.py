@@ -327,3 +327,78 @@ def test_real_networks(corpus: Path, name: str) -> None:
 def test_a_damaged_file_is_an_error(corpus: Path) -> None:
     with pytest.raises(LoadError, match="is not a Core ML model, or is damaged"):
         read_spec(corpus / "nnv2_simple_layer.mlmodel")
+
+
+def deconvolve(b: Any, **more: Any) -> None:
+    options = {"is_deconv": True, "has_bias": False, "input_name": ["x", "w"], "output_name": "y"} | more
+    b.add_convolution("d", 4, 4, 3, 3, 1, 1, "valid", 1, None, None, **options)
+
+
+def enlarge(b: Any, factor: float, mode: str, corners: str) -> None:
+    b.add_upsample("u", factor, factor, "x", "y", mode=mode, linear_upsample_mode=corners)
+
+
+def edited(build: Build, kind: str, **fields: int) -> Build:
+    """A network whose first layer has these fields, which the builder checks itself."""
+
+    def changed(b: Any) -> None:
+        build(b)
+        for name, value in fields.items():
+            setattr(getattr(b.spec.neuralNetwork.layers[0], kind), name, value)
+
+    return changed
+
+
+def fraction(b: Any) -> None:
+    enlarge(b, 1.5, "BILINEAR", "ALIGN_CORNERS_FALSE")
+
+
+def nearest(b: Any) -> None:
+    enlarge(b, 2, "NN", "DEFAULT")
+
+
+def multiply(b: Any) -> None:
+    b.add_batched_mat_mul("m", ["x", "w"], "y")
+
+
+WEIGHTS, FACTOR = {"w": (4, 4, 3, 3)}, {"w": (4, 16, 16)}
+
+
+@pytest.mark.parametrize(
+    ("build", "more", "words"),
+    [
+        (deconvolve, WEIGHTS, "d is a deconvolution of computed weights"),
+        (
+            lambda b: deconvolve(b, is_deconv=False, dilation_factors=[2, 2]),
+            WEIGHTS,
+            "d is a dilated convolution of computed weights",
+        ),
+        (edited(multiply, "batchedMatmul", hasBias=1), FACTOR, "m multiplies two computed values and adds"),
+        (
+            edited(multiply, "batchedMatmul", int8DynamicQuantize=1),
+            FACTOR,
+            "m multiplies two computed values in",
+        ),
+        (edited(fraction, "upsample", linearUpsampleMode=0), {}, "u upsamples by a fraction"),
+        (edited(nearest, "upsample", linearUpsampleMode=1), {}, "u takes the nearest pixel"),
+        (lambda b: b.add_copy("c", "x", "x"), {}, "c copies a value to its own name"),
+        (lambda b: deconvolve(b, is_deconv=False), WEIGHTS, ""),
+        (lambda b: conv(b, "c", "x", "y", deconv=True), {}, ""),
+        (fraction, {}, ""),
+        (nearest, {}, ""),
+        (multiply, FACTOR, ""),
+    ],
+)
+def test_layers_that_core_ml_refuses_to_load(build: Build, more: dict[str, Any], words: str) -> None:
+    spec = network(build, (1, 4, 16, 16) if more is WEIGHTS else (4, 16, 16), more=more)
+    said = [f for f in inspect_network(spec, ANY, "a network", advice=False).findings if f.rule == "nn-refused"]
+    assert [f.kind for f in said] == (["load"] if words else [])
+    assert all(f.message.startswith(f"Core ML does not load it: {words}") for f in said)
+
+
+def test_an_image_of_a_network_that_is_black() -> None:
+    spec = network(lambda b: b.add_activation("s", "SIGMOID", "x", "y"), (3, 16, 16))
+    image = spec.description.output[0].type.imageType
+    image.width = image.height = 16
+    image.colorSpace = image.RGB
+    assert "image-dark" in [f.rule for f in inspect_network(spec, ANY, "a network").findings]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from anesurgery.mil import MOST_AXES
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope, general
+from anesurgery.placement.rules.loading import KIND
 from anesurgery.placement.target import SOURCES, Target
 
 HOLLANCE = "hollance/neural-engine, unsupported-layers"
@@ -366,6 +367,37 @@ OLD_FORMAT = general(
     advice="convert the original again with minimum_deployment_target=ct.target.iOS15 or later",
 )
 """The rule about the format as a whole."""
+
+
+REFUSED = general(
+    "nn-refused",
+    "Core ML checks each layer before it compiles a network, and refuses the whole network",
+    "coremltools: mlmodel/src/Validation/NeuralNetwork, read; apple/coremltools: issues 1048, 1198",
+    grade=Grade.DOCUMENTED,
+    kind=KIND,
+)
+
+
+def refusal(layer: Any) -> str:
+    """Return why Core ML refuses a layer that builders let pass, and what to do; "" if nothing is known."""
+    kind = layer.WhichOneof("layer")
+    computed, params = len(layer.input) > 1, getattr(layer, str(kind), None)
+    match kind:
+        case "convolution" if computed and params.isDeconvolution:
+            return "is a deconvolution of computed weights; use a convolution, or stored weights"
+        case "convolution" if computed and max(params.dilationFactor, default=1) > 1:
+            return "is a dilated convolution of computed weights; leave the dilation out, or store the weights"
+        case "batchedMatmul" if computed and params.hasBias:
+            return "multiplies two computed values and adds a bias; add it in a layer of its own"
+        case "batchedMatmul" if computed and params.int8DynamicQuantize:
+            return "multiplies two computed values in int8; only stored weights can be int8"
+        case "upsample" if params.mode == params.NN and params.linearUpsampleMode != params.DEFAULT:
+            return "takes the nearest pixel, with a linear mode; leave linearUpsampleMode out"
+        case "upsample" if params.fractionalScalingFactor and params.linearUpsampleMode == params.DEFAULT:
+            return "upsamples by a fraction; use BILINEAR with ALIGN_CORNERS_TRUE or ALIGN_CORNERS_FALSE"
+        case "copy" if layer.input[0] == layer.output[0]:
+            return "copies a value to its own name; leave it out"
+    return ""
 
 
 class LayerVerdict(NamedTuple):

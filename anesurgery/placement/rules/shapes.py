@@ -31,6 +31,7 @@ from anesurgery.ops import CONTRACTIONS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import (
     channels,
     is_tensor,
@@ -333,6 +334,15 @@ PIXELS = _port(
     grade=Grade.DOCUMENTED,
     advice="if the module was trained on 0 to 1, convert with ct.ImageType(scale=1/255)",
 )
+DARK = _port(
+    "image-dark",
+    "Core ML writes an image output as pixels from 0 to 255, and ct.ImageType has no scale for outputs. "
+    "So the normal maps of a generator that ends in 0 to 1 had to be multiplied by 255",
+    "apple/coremltools: issues 906, 2449; coremltools: convert takes no scale for outputs, read",
+    grade=Grade.REPORTED,
+    kind="conversion",
+    advice="end the module with 255 * x (from -1 to 1: 127.5 * x + 127.5), and convert again",
+)
 WIDTHS = _port(
     "io-width",
     f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro). An "
@@ -392,7 +402,7 @@ def of_model(
         target: chips and OS; findings about others are left out.
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
         advice: is the layout looked at?
-        images: the names of inputs that are images.
+        images: the names of inputs and outputs that are images of 8 bits.
     """
     messages = [*_images(function, images), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
@@ -449,7 +459,7 @@ def _interface(function: Function) -> Messages:
 
 
 def _images(function: Function, images: Collection[str]) -> Messages:
-    """Find images whose pixels a product reads as they are."""
+    """Find images whose pixels a product reads as they are, and image outputs that are black."""
     for name in [n for n in function.inputs if n in images]:
         readers = list(readers_after(function.inputs[name]))
         if readers and all(op.op_type in CONTRACTIONS for op in readers):
@@ -457,6 +467,18 @@ def _images(function: Function, images: Collection[str]) -> Messages:
                 PIXELS,
                 f"image %{name}: {readers[0].op_type} reads pixels from 0 to 255, without scale or bias",
             )
+    for var in [v for v in function.outputs if v.name in images]:
+        low, high = interval(var)
+        if low >= -1 and high <= 1:
+            yield (
+                DARK,
+                f"image output %{var.name}: numbers from {low:.3g} to {high:.3g}, as pixels from 0 to 255",
+            )
+
+
+def of_images(function: Function, images: Collection[str]) -> Iterator[Finding]:
+    """Yield the findings about images; arguments as those of `of_model`."""
+    return (rule.finding(message) for rule, message in _images(function, images))
 
 
 def _list(names: list[str]) -> str:

@@ -90,6 +90,11 @@ class Loaded:
         """`FeatureDescription` messages of the inputs; none for a bare program."""
         return [] if self.spec is None else list(self.spec.description.input)
 
+    @property
+    def described_features(self) -> list[Any]:
+        """`FeatureDescription` messages of the inputs and outputs; none for a bare program."""
+        return [] if self.spec is None else [*self.spec.description.input, *self.spec.description.output]
+
     def check_source(self) -> None:
         """Check that the weight file was not changed; weights are read from it when they are needed.
 

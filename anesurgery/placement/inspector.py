@@ -177,8 +177,7 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
     about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
-    described = loaded.spec.description if loaded.spec is not None else None
-    pixels = eight_bit_images([*described.input, *described.output] if described is not None else [])
+    pixels = eight_bit_images(loaded.described_features)
     about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice, images=pixels)
     doubts = (
         *whole_model.doubts(chosen, shaped.flexible, budget, target),

@@ -32,6 +32,7 @@ from anesurgery.placement.rules.layer_rules import (
     REFUSED,
     Described,
     judge,
+    of_training,
     refusal,
 )
 from anesurgery.placement.rules.shapes import of_images, of_lengths
@@ -117,7 +118,7 @@ def inspect_network(
         target=target,
         ops=tuple(rows),
         segments=with_times(segments, numbers, timed.each),
-        findings=(*_refusals(layers), *_format_findings(rows), *faults, *about_shapes, *doubts),
+        findings=(*_refused(spec, layers), *_format_findings(rows), *faults, *about_shapes, *doubts),
         memory=None,
         notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
@@ -275,11 +276,13 @@ def _segment(
     )
 
 
-def _refusals(layers: Iterable[_Layer]) -> Iterator[Finding]:
-    """Yield a finding for each layer that Core ML refuses."""
+def _refused(spec: Any, layers: Iterable[_Layer]) -> Iterator[Finding]:
+    """Yield a finding for each layer that Core ML refuses, or cannot train."""
     for layer in layers:
         if why := refusal(layer.spec):
             yield REFUSED.finding(f"Core ML does not load it: {layer.name} {why}", layer.name)
+    if spec.isUpdatable:
+        yield from of_training(network_of(spec))
 
 
 def _format_findings(rows: Sequence[OpRow]) -> Iterator[Finding]:

@@ -402,3 +402,69 @@ def test_an_image_of_a_network_that_is_black() -> None:
     image.width = image.height = 16
     image.colorSpace = image.RGB
     assert "image-dark" in [f.rule for f in inspect_network(spec, ANY, "a network").findings]
+
+
+def learning(b: Any, between: Callable[[Any, str, str], None]) -> None:
+    """Two dense layers, of which the first learns, with a layer between them and the loss of a classifier."""
+    dense = np.ones((6, 6)), np.zeros(6), 6, 6, True
+    b.add_inner_product("first", *dense, "x", "a")
+    between(b, "a", "b")
+    b.add_inner_product("second", *dense, "b", "c")
+    b.add_softmax("s", "c", "y")
+    b.make_updatable(["first"])
+    b.set_categorical_cross_entropy_loss("loss", "y")
+    b.set_sgd_optimizer(ct.models.neural_network.SgdParams(lr=0.01, batch=1))
+    b.set_epochs(1)
+
+
+def norm(b: Any, x: str, y: str) -> None:
+    ones, zeros = np.ones(6), np.zeros(6)
+    b.add_batchnorm("n", 6, ones, zeros, zeros, ones, input_name=x, output_name=y)
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        (norm, [("nn-training", "interface", "training may fail: batchnorm n is after a layer that learns")]),
+        (
+            lambda b, x, y: b.add_elementwise("m", [x, x], y, mode="MULTIPLY"),
+            [
+                (
+                    "nn-refused",
+                    "load",
+                    "Core ML does not load it: m (multiply) passes no gradients to a layer that learns",
+                )
+            ],
+        ),
+        (
+            lambda b, x, y: b.add_activation("e", "ELU", x, y, params=1.0),
+            [
+                (
+                    "nn-refused",
+                    "load",
+                    "Core ML does not load it: e (activation) passes no gradients to a layer that learns",
+                )
+            ],
+        ),
+        (lambda b, x, y: b.add_activation("r", "RELU", x, y), []),
+    ],
+)
+def test_layers_through_which_a_network_cannot_be_trained(
+    between: Callable[[Any, str, str], None], said: list[tuple[str, str, str]]
+) -> None:
+    spec = network(lambda b: learning(b, between), (6,))
+    found = inspect_network(spec, ANY, "a network", advice=False).findings
+    assert [(f.rule, f.kind, f.message) for f in found if f.rule.startswith("nn-")] == said
+    spec.isUpdatable = False
+    assert not inspect_network(spec, ANY, "a network", advice=False).findings
+
+
+def test_a_batchnorm_before_the_layer_that_learns_is_trained() -> None:
+    def build(b: Any) -> None:
+        norm(b, "x", "n")
+        learning(b, lambda b, x, y: b.add_activation("r", "RELU", x, y))
+        b.spec.neuralNetwork.layers[1].input[0] = "n"
+
+    spec = network(build, (6,))
+    assert spec.isUpdatable
+    assert not inspect_network(spec, ANY, "a network", advice=False).findings

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from anesurgery.mil import MOST_AXES
 from anesurgery.ops import names
-from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope, general
+from anesurgery.placement.evidence import Finding, Grade, RemedyFor, Rule, Scope, general
 from anesurgery.placement.rules.loading import KIND
 from anesurgery.placement.target import SOURCES, Target
 
@@ -381,7 +381,8 @@ REFUSED = general(
 def refusal(layer: Any) -> str:
     """Return why Core ML refuses a layer that builders let pass, and what to do; "" if nothing is known."""
     kind = layer.WhichOneof("layer")
-    computed, params = len(layer.input) > 1, getattr(layer, str(kind), None)
+    params: Any = getattr(layer, str(kind), None)
+    computed = len(layer.input) > 1
     match kind:
         case "convolution" if computed and params.isDeconvolution:
             return "is a deconvolution of computed weights; use a convolution, or stored weights"
@@ -398,6 +399,55 @@ def refusal(layer: Any) -> str:
         case "copy" if layer.input[0] == layer.output[0]:
             return "copies a value to its own name; leave it out"
     return ""
+
+
+UNTRAINABLE = general(
+    "nn-training",
+    "training a network failed that had a batchnorm after a layer that learns (its gradient needs two inputs). "
+    "Another was aborted where only the last layer learned, and an LSTM came before it (a rank above 5)",
+    "apple/coremltools: issues 492 (iOS 13), 2074 (coremltools 7.0)",
+    grade=Grade.REPORTED,
+    kind="interface",
+    advice="split the network, and train only the last part; a batchnorm can be folded into the layer before it",
+)
+PASSING_GRADIENTS = names("convolution innerProduct uniDirectionalLSTM flatten pooling batchnorm")
+PASSING_ACTIVATIONS = names("ReLU sigmoid tanh")
+
+
+def layers_before_a_loss(network: Any) -> Iterator[Any]:
+    """Yield the layers between those that learn and a loss, the last first; not the softmax of a loss."""
+    taught = set[str]()
+    for layer in network.layers:
+        if layer.isUpdatable or taught.intersection(layer.input):
+            taught.update(layer.output)
+    losses = [getattr(loss, loss.WhichOneof("LossLayerType")) for loss in network.updateParams.lossLayers]
+    read = {loss.input for loss in losses}
+    for layer in reversed(network.layers):
+        if read.intersection(layer.output):
+            ends = layer.WhichOneof("layer") == "softmax" and any(n.input == layer.output[0] for n in losses)
+            read.update(layer.input)
+            if taught.intersection(layer.input) and not ends:
+                yield layer
+
+
+def passes_gradients(layer: Any) -> bool:
+    """Does Core ML train the layers before this one?"""
+    if layer.WhichOneof("layer") == "activation":
+        return layer.activation.WhichOneof("NonlinearityType") in PASSING_ACTIVATIONS
+    return layer.WhichOneof("layer") in PASSING_GRADIENTS
+
+
+def of_training(network: Any) -> Iterator[Finding]:
+    """Yield the findings about layers through which an updatable network cannot be trained."""
+    for layer in layers_before_a_loss(network):
+        if not passes_gradients(layer):
+            words = f"{layer.name} ({layer.WhichOneof('layer')}) passes no gradients to a layer that learns"
+            yield REFUSED.finding(f"Core ML does not load it: {words}", layer.name)
+        elif layer.WhichOneof("layer") == "batchnorm" and not layer.batchnorm.instanceNormalization:
+            yield UNTRAINABLE.finding(f"training may fail: batchnorm {layer.name} is after a layer that learns")
+    if recurrent := [layer for layer in network.layers if layer.WhichOneof("layer") in RECURRENT]:
+        words = f"{recurrent[0].WhichOneof('layer')} {recurrent[0].name}"
+        yield UNTRAINABLE.finding(f"training may fail: the network has the {words}")
 
 
 class LayerVerdict(NamedTuple):

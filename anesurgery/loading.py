@@ -17,8 +17,6 @@ from anesurgery.files.compiled import (
     is_compiled,
     is_network,
     is_text,
-    literal_values,
-    operations,
     read_compiled,
     readable_by_coremltools,
 )
@@ -27,6 +25,7 @@ from anesurgery.files.interface import Interface, saved_description, signatures
 from anesurgery.files.joining import joined
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
+from anesurgery.files.program_spec import blob_values
 from anesurgery.files.protobuf import to_proto
 from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
 from anesurgery.files.source import SourceFile
@@ -56,10 +55,8 @@ def program_text(loaded: Loaded, version: str = WRITTEN_VERSION) -> str:
     source = None if loaded.spec is None else loaded.spec.mlProgram
     spec = to_proto(loaded.program, loaded.version, place, source)
     if weights is not None:
-        for op in operations(spec):
-            for value in literal_values(op):
-                if value.WhichOneof("value") == "blobFileValue":
-                    value.blobFileValue.fileName = f"@model_path/weights/{weights.path.name}"
+        for blob in blob_values(spec):
+            blob.fileName = f"@model_path/weights/{weights.path.name}"
     return write_mil(spec, version)
 
 

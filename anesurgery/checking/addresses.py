@@ -37,8 +37,8 @@ KEEPING_ALL = REARRANGING | JOINING | PADDING | {"tile"}
 MOST_FOLLOWED = 1 << 20
 """The most elements of a value that are followed one by one: ids are fewer. Larger values are followed as a
 whole."""
-AS_DRAWN = 1
-"""The largest count or position at first; `largest_accepted` finds out which larger ones work."""
+LARGEST_UNTESTED = 1
+"""The largest count or position of which nothing is known; `largest_accepted` tests larger ones."""
 
 
 class _Followed(NamedTuple):
@@ -64,7 +64,7 @@ class _Required(NamedTuple):
 def address_bounds(
     inputs: Iterable[Var], ops: Sequence[Operation], new_ops: Collection[Operation] = ()
 ) -> Bounds:
-    """Return the ranges of integers that address something; old lookups count back from the end too.
+    """Return the ranges of integers that address something; lookups before iOS 17 count back too.
 
     Args:
         inputs: the inputs of a site.
@@ -77,7 +77,7 @@ def address_bounds(
             continue
         asked = list(_requirements(var, new_ops))
         if _is_position_or_count(var, ops):
-            asked.append(_Required(None, 0, AS_DRAWN))
+            asked.append(_Required(None, 0, LARGEST_UNTESTED))
         if asked:
             bounds[var] = _intersection(var, asked)
     return bounds
@@ -91,7 +91,7 @@ def is_looked_up(var: Var, new_ops: Collection[Operation] = ()) -> bool:
 def _intersection(var: Var, asked: Sequence[_Required]) -> tuple[Any, Any]:
     """Return the range that all requirements leave: for all elements if it is the same, else for each."""
     info = np.iinfo(np_dtype(var))
-    low, high = (float(min(max(end, info.min), info.max)) for end in stored_interval(var))
+    low, high = (float(min(max(bound, info.min), info.max)) for bound in stored_interval(var))
     least, most = np.full(drawn_shape(var), low), np.full(drawn_shape(var), high)
     for one in asked:
         at = slice(None) if one.at is None else one.at[one.at >= 0].long().numpy()
@@ -104,7 +104,7 @@ def _intersection(var: Var, asked: Sequence[_Required]) -> tuple[Any, Any]:
 
 
 def _is_position_or_count(var: Var, ops: Sequence[Operation]) -> bool:
-    """Return whether some ops use a value in a parameter of `ADDRESSES`."""
+    """Return whether some ops use a value, or integers computed from it but by lookups, as `ADDRESSES`."""
     reached = {var}
     for op in ops:
         for name, value in op.inputs.items():
@@ -119,7 +119,7 @@ def _is_position_or_count(var: Var, ops: Sequence[Operation]) -> bool:
 
 def is_among(value: Any, reached: set[Var]) -> bool:
     """Return whether a parameter, or one value of several, is in a set."""
-    return any(v in reached for v in (value if isinstance(value, (list, tuple)) else (value,)) if v is not None)
+    return any(v in reached for v in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def _requirements(var: Var, without: Collection[Operation]) -> Iterator[_Required]:
@@ -177,14 +177,17 @@ def _results_with_elements(op: Operation, reached: _Followed) -> list[_Followed]
         return [reached._replace(value=op.outputs[0], guarded=guarded)]
     if op.op_type == "add":
         added = number(op.y if op.x is reached.value else op.x)
-        alike = op.outputs[0].shape == reached.value.shape and added is not None and added % 1 == 0
-        return [reached._replace(value=op.outputs[0], shift=reached.shift + int(added or 0))] if alike else []
+        if added is None or added % 1 or op.outputs[0].shape != reached.value.shape:
+            return []
+        return [reached._replace(value=op.outputs[0], shift=reached.shift + int(added))]
     if op.op_type not in MOVING | KEEPING_ALL or op.inputs.get("indices") is reached.value:
         return []
     moved = _moved_elements(op, reached)
     whole = op.op_type in KEEPING_ALL and (reached.at is None or bool((reached.at >= 0).all()))
-    places: Sequence[torch.Tensor | None] = moved if moved else [None] * len(op.outputs) if whole else []
-    return [reached._replace(value=v, at=at) for v, at in zip(op.outputs, places, strict=False)]
+    if not (moved or whole):
+        return []
+    places: Sequence[torch.Tensor | None] = moved or [None] * len(op.outputs)
+    return [reached._replace(value=v, at=at) for v, at in zip(op.outputs, places, strict=True)]
 
 
 def _moved_elements(op: Operation, reached: _Followed) -> list[torch.Tensor]:
@@ -199,9 +202,6 @@ def _moved_elements(op: Operation, reached: _Followed) -> list[torch.Tensor]:
         return []
 
 
-# -- positions and counts: up to where the old side accepts them ------------------------------------------
-
-
 FEW_PLACES = 8
 """Integers of a vector of up to this many elements may have a range each: begins and ends of slices have one
 for each axis, of which there are five at most."""
@@ -209,24 +209,24 @@ FARTHEST = 1 << 10
 """The largest position that is tried. A choice: caches are longer, but nothing changes beyond."""
 
 
-def largest_accepted(values: Iterable[Var], taken: Callable[[Bounds], bool]) -> Bounds:
+def largest_accepted(values: Iterable[Var], accepts: Callable[[Bounds], bool]) -> Bounds:
     """Return the largest position that is accepted for each element of some values, beside zeros elsewhere.
 
     Args:
         values: integers that are positions or counts.
-        taken: whether the old side can be computed within these bounds.
+        accepts: whether the old side can be computed within these bounds; if for a position, for smaller too.
     """
-    none: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in values}
-    ends: Bounds = {}
-    for var in none:
+    zeros: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in values}
+    accepted: Bounds = {}
+    for var in zeros:
         most = np.zeros(drawn_shape(var))
         for at in np.ndindex(most.shape) if most.size <= FEW_PLACES else ():
             least, beyond = 0, FARTHEST
-            while beyond - least > 1:
-                place = min(2 * least + 1, (least + beyond) // 2)
-                tried = np.zeros(drawn_shape(var))
-                tried[at] = place
-                least, beyond = (place, beyond) if taken(none | {var: (tried, tried)}) else (least, place)
+            while beyond - least > 1:  # doubles until a position is refused, then bisects
+                position, tried = min(2 * least + 1, (least + beyond) // 2), np.zeros(drawn_shape(var))
+                tried[at] = position
+                fits = accepts(zeros | {var: (tried, tried)})
+                least, beyond = (position, beyond) if fits else (least, position)
             most[at] = least
-        ends[var] = 0, most
-    return ends
+        accepted[var] = 0, most
+    return accepted

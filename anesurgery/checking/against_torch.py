@@ -71,6 +71,8 @@ class ModuleRow:
             explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a
             later module that depends on it agrees, since the converter fused it with its neighbours; or it
             goes into no output.
+        rounding: dB between what PyTorch gives with weights rounded to fp16 and with its own, from the inputs
+            of the model on; infinite if they are not rounded.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ModuleRow:
     value: str | None
     psnr: Mapping[str, float]
     state: str
+    rounding: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class AgainstTorch(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        rows = [vars(row) | {"psnr": finite(row.psnr)} for row in self.rows]
+        rows = [finite(vars(row) | {"psnr": dict(row.psnr)}) for row in self.rows]
         first = None if self.first is None else self.first.name
         return {"ok": self.ok, "gate_db": self.gate, "rounded": self.rounded, "first": first, "modules": rows}
 
@@ -153,19 +156,35 @@ def against_torch(
     program = load(model).program
     half = _computes_in_half(program)
     inputs = _rounded_inputs(function_of(program, function), inputs)
-    calls = calls_of(module, _without_pixels(function_of(program, function), inputs), half)
+    given = _without_pixels(function_of(program, function), inputs)
+    calls = calls_of(module, given, half)
+    exact = calls_of(module, given, half=False) if half else calls
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.operands.tensors)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
     ends = [_as_numbers(var).name for var in function_of(program, function).outputs]
     match = _Match(calls, kept["fp32"], ends, gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
     match.name(_values_by_scope(function_of(program, function)))
+    found = zip(calls, match.nearest, match.states(), _costs_of_rounding(calls, exact), strict=True)
     rows = [
         ModuleRow(
-            call.name, call.kind, near.name if near else None, _psnr_in_each(call.array, near, kept), state
+            call.name,
+            call.kind,
+            near.name if near else None,
+            _psnr_in_each(call.array, near, kept),
+            state,
+            rounding,
         )
-        for call, near, state in zip(calls, match.nearest, match.states(), strict=True)
+        for call, near, state, rounding in found
     ]
     return AgainstTorch(tuple(rows), gate, half)
+
+
+def _costs_of_rounding(rounded: Sequence[Call], exact: Sequence[Call]) -> list[float]:
+    """Return the dB between the same calls with rounded and with exact weights; infinite if they differ."""
+    same = [(c.name, c.array.shape) for c in rounded] == [(c.name, c.array.shape) for c in exact]
+    if rounded is exact or not same:
+        return [math.inf] * len(rounded)
+    return [_psnr(one.array, other.array, None) for one, other in zip(exact, rounded, strict=True)]
 
 
 @dataclass(frozen=True)

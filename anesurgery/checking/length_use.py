@@ -23,8 +23,8 @@ constants, and of these with the constants that are added. No lengths that decid
 * *joint*: several lengths are compared with each other;
 * *other tables*: one length looks up one row of a table that the other side has not.
 
-Each set of ops says whether it is safe to forget one. Without a safe one the length counts for more than it is,
-so more lengths are tried; without an unsafe one it counts for less, and a proof may be wrong.
+Each set of ops says whether it is safe to forget one. If a set lacks an op that is safe to forget, more lengths
+are tried than needed; if it lacks another one, too few are tried, and a proof may be wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class LengthUse:
 
     def renamed(self, symbols: Mapping[Any, Any]) -> LengthUse:
         """Return the use with other symbols in its sizes: old symbol -> new symbol."""
-        sizes, compared = ({d.subs(symbols): None for d in kind} for kind in (self.sizes, self.compared))
+        sizes, compared = ({d.subs(symbols): None for d in old} for old in (self.sizes, self.compared))
         return replace(self, sizes=tuple(sizes), compared=tuple(compared))
 
 
@@ -117,26 +117,24 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
         results: the results that others read.
     """
     by_side = [[op for op in ops if op.op_type != "const"] for ops in sides]
-    computed = [op for ops in by_side for op in ops]
-    if not any(_is_dynamic(op) for op in computed):
+    all_ops = [op for ops in by_side for op in ops]
+    if not any(_is_dynamic(op) for op in all_ops):
         return LengthUse()
-    numbers = _numbers_from_lengths(computed)
-    if numbers and _only_shapes(computed, numbers, results):
-        computed, numbers = [op for op in computed if not _makes_number(op, numbers)], {}
-    other_ops = [op for op in computed if not _is_alike(op)]
+    computed, numbers = _without_shapes(all_ops, _numbers_from_lengths(all_ops), results)
+    other_ops = {op: None for op in computed if not _is_alike(op)}  # a dict keeps the order
     if not other_ops:
         return LengthUse()
-    scales = any(_scales(op, numbers) for op in computed)
-    kind = Use.SCALED if scales else max(map(_use_of_op, other_ops))
+    kind = Use.SCALED if any(_scales(op, numbers) for op in computed) else max(map(_use_of_op, other_ops))
+    # numbers made of lengths meet the constants of any op; the places of local ops meet only their own
     constants = {op: _constants(op) for op in (other_ops if kind is Use.LOCAL else computed)}
     period = math.lcm(*(math.prod(_period(op) for op in ops if op in other_ops) for ops in by_side))
     used = [v for op in other_ops for v in (*reads(op), *op.outputs)]
     compared = [_compared_sizes(op, numbers) for op in computed]
     offsets = [Counter(n for op in ops if _makes_number(op, numbers) for n in _offsets(op)) for ops in by_side]
-    # behind a stride of 2, a kernel of 3 reaches over 6 places of the axis: `period` places for each of its own
     return LengthUse(
         kind=kind,
         constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
+        # an upper bound, as if all strides came first: behind a stride of 2, a kernel of 3 reaches over 6
         reach=period * max(sum(sum(constants.get(op, ())) for op in ops) for ops in by_side),
         period=period,
         sizes=tuple({d: None for v in used for d in sizes_of(v) if is_symbolic(d)}),
@@ -154,8 +152,6 @@ def _is_dynamic(op: Operation) -> bool:
     return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
 
-# Numbers that are computed from lengths.
-
 SHAPE_OPS = names("shape fill_like")
 """Ops that make numbers, or constants, of a shape alone. Not safe to forget."""
 SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
@@ -169,13 +165,16 @@ ANGLE_OPS = names("cos sin")
 """Ops of whose results nothing tells a length. Safe to forget."""
 
 
+Times: TypeAlias = Mapping[Any, tuple[float, float]]
+"""Size -> how often it is contained in a value, at least and at most."""
+
+
 class _Number(NamedTuple):
     """How a value is computed from lengths."""
 
     scaled: bool
     """Whether a length was multiplied, or is contained more than once: s + s is twice as long."""
-    times: Mapping[Any, tuple[float, float]]
-    """Size -> how often it is contained in the value, at least and at most."""
+    times: Times
 
 
 Numbers = dict[Var, _Number]
@@ -192,11 +191,13 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
     numbers: Numbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
+        # the first operand has the shape; a second one, of fill_like, is the value
         of_shape = op.op_type in SHAPE_OPS and any(any_symbolic(sizes_of(v)) for v in read[:1])
         counts = of_shape or _sums_counts(op)
-        if op.op_type in ANGLE_OPS or not (counts or (read and all(v in numbers for v in read))):
+        of_numbers = bool(read) and all(v in numbers for v in read)
+        if op.op_type in ANGLE_OPS or not (counts or of_numbers):
             continue
-        if op.op_type in COMPARISONS | LOGICAL:
+        if op.op_type in COMPARISONS | LOGICAL:  # true and false contain no length
             numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
             continue
         times = _times_contained(op, read, numbers, counts=counts)
@@ -210,9 +211,7 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
     return numbers
 
 
-def _times_contained(
-    op: Operation, read: Sequence[Var], numbers: Numbers, *, counts: bool
-) -> Mapping[Any, tuple[float, float]]:
+def _times_contained(op: Operation, read: Sequence[Var], numbers: Numbers, *, counts: bool) -> Times:
     """Return how often each size is contained in what an op computes from numbers: (at least, at most).
 
     The sum of a length s and s - 1 contains s twice: {s: (2, 2)}.
@@ -220,29 +219,35 @@ def _times_contained(
     symbolic = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
     if symbolic and op.outputs[0].rank == 0 and symbolic[0].is_Symbol:
         return {symbolic[0]: (1, 1)}  # coremltools says that the value is this length
-    if symbolic or counts:  # several sizes, one of which each element may be; or a count of up to a size
-        return dict.fromkeys(symbolic or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
-    of_operand: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
+    if symbolic:  # each element may be one of these sizes
+        return dict.fromkeys(symbolic, (0, 1))
+    if counts:  # of up to a size
+        return dict.fromkeys((d for v in read for d in sizes_of(v) if is_symbolic(d)), (0, 1))
+    return _times_in_operands(op, {v: numbers[v].times for v in read})
+
+
+def _times_in_operands(op: Operation, of_operand: Mapping[Var, Times]) -> Times:
+    """Return how often each size is contained in a result, from how often it is in the operands."""
     sizes = {d for times in of_operand.values() for d in times}
     if op.op_type in ("add", "sub"):
-        x, y = (of_operand.get(op.inputs.get(name), {}) for name in ("x", "y"))
+        x, y = ({d: of_operand.get(v, {}).get(d, (0, 0)) for d in sizes} for v in (op.x, op.y))
         if op.op_type == "sub":  # x - y is x + (-y)
             y = {d: (-most, -least) for d, (least, most) in y.items()}
-        pairs = {d: (x.get(d, (0, 0)), y.get(d, (0, 0))) for d in sizes}
-        return {d: (low_x + low_y, high_x + high_y) for d, ((low_x, high_x), (low_y, high_y)) in pairs.items()}
+        return {d: (x[d][0] + y[d][0], x[d][1] + y[d][1]) for d in sizes}
     # each element of any other result comes from one operand, or from none
     ends = {d: [0, *(end for times in of_operand.values() for end in times.get(d, ()))] for d in sizes}
     return {d: (min(of_size), max(of_size)) for d, of_size in ends.items()}
 
 
 SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
-"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts.
-Not safe to forget."""
+"""Ops that tell how many numbers of known ends they sum: the sum of a mask counts. Not safe to forget."""
 
 
 def _sums_counts(op: Operation) -> bool:
     """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
-    placed = (places_of(op) if op.op_type in SUM_OPS and not _is_open(op) else None) or ()
+    if op.op_type not in SUM_OPS or _is_open(op):
+        return False
+    placed = places_of(op) or ()
     axes = [axis for o in placed for axis in zip(o.var.shape, o.places, strict=True)]
     is_summed = any(is_symbolic(size) and place in (CONTRACTED, MIXED) for size, place in axes)
     return is_summed and all(math.isfinite(end) for o in placed for end in interval(o.var))
@@ -282,14 +287,17 @@ def _scales(op: Operation, numbers: Numbers) -> bool:
     return any(numbers[v].scaled for v in read) and (to_integers or op.op_type not in SMOOTH_OPS)
 
 
-def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]) -> bool:
-    """Return whether lengths are only read to reshape by them."""
+def _without_shapes(
+    ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]
+) -> tuple[Sequence[Operation], Numbers]:
+    """Return the ops and numbers, but without those that make numbers if all of these are only reshaped by."""
     makers = [op for op in ops if _makes_number(op, numbers)]
     others = [op for op in ops if not _makes_number(op, numbers)]
     are_carried = all(op.op_type in SHAPE_CARRIERS | {"shape"} for op in makers)
     readers = [op for op in others if any(v in numbers for v in reads(op))]
     are_reshapes = all(op.op_type == "reshape" and op.x not in numbers for op in readers)
-    return are_carried and are_reshapes and not any(v in numbers for v in results)
+    only_shapes = are_carried and are_reshapes and not any(v in numbers for v in results)
+    return (others, {}) if only_shapes else (ops, numbers)
 
 
 PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
@@ -319,9 +327,6 @@ def _tables(op: Operation) -> Iterator[bytes]:
             yield array_digest(np.asarray(value))
 
 
-# Ops that are alike at every length.
-
-
 def _is_alike(op: Operation) -> bool:
     """Return whether an op does the same at every place of each dynamic axis, whatever the length."""
     if not _is_dynamic(op):
@@ -341,14 +346,12 @@ def _is_open(op: Operation) -> bool:
 
 
 def _aligned(op: Operation) -> bool:
-    """Return whether each size of an operand is dynamic where that of the result is, or 1."""
+    """Return whether operands are dynamic, from the last axis on, where the result is, or else 1 long."""
     out = op.outputs[0].shape
-    aligned = [
-        v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
-    ]
+    all_align = op.op_type not in BROADCASTING
+    aligned = [v for name, v in operands(op) if all_align or name in ("x", "y", "a", "b", "cond")]
     pairs = [pair for v in aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
-    differing = [size for size, length in pairs if is_symbolic(size) != is_symbolic(length)]
-    return all(not is_symbolic(size) and size == 1 for size in differing)
+    return all(size == 1 for size, length in pairs if is_symbolic(size) != is_symbolic(length))
 
 
 def _keeps_dynamic_axes(old: Sequence[Any], new: Sequence[Any]) -> bool:
@@ -357,9 +360,8 @@ def _keeps_dynamic_axes(old: Sequence[Any], new: Sequence[Any]) -> bool:
     From (2, 3, s, 4) to (6, s, 2, 2) it does: 6 elements before the axis s, and 4 behind it.
     """
     (before, old_between), (after, new_between) = _dynamic_axes(old), _dynamic_axes(new)
-    if len(before) != len(after) or (len(before) > 1 and before != after):
-        return False
-    return old_between == new_between
+    same_axes = before == after or len(before) == len(after) == 1
+    return same_axes and old_between == new_between
 
 
 def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -370,8 +372,7 @@ def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 
 WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
-"""Ops that work along an axis in one way, whatever its length, with no constant for its elements. Safe to
-forget."""
+"""Ops that work along an axis in one way at any length, without a constant by place. Safe to forget."""
 
 
 def _by_places(op: Operation) -> bool:
@@ -380,27 +381,26 @@ def _by_places(op: Operation) -> bool:
     Each dynamic axis of the result must come from a dynamic axis of an operand. Any other dynamic axis must be
     reduced, or summed over with that of a second operand; or the op works along whole axes.
     """
-    placed = places_of(op)
-    stated = {o.var for o in placed or ()}
-    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
-        return False
+    placed = places_of(op) or ()
     axes = [axis for o in placed for axis in zip(o.var.shape, o.places, strict=True)]
+    stated = {o.var for o in placed}
+    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
+        return False  # it is unknown where the axes of an operand go
     kept = [(size, place) for size, place in axes if isinstance(place, int)]
     if any(is_symbolic(v.shape[place]) != is_symbolic(size) for size, place in kept for v in op.outputs):
-        return False
-    if any(place == BROADCAST and (is_symbolic(size) or size != 1) for size, place in axes):
-        return False
+        return False  # an axis is dynamic on one side only
+    if any(place == BROADCAST and size != 1 for size, place in axes):
+        return False  # whether an axis is repeated depends on its length
     if op.op_type not in WHOLE_AXIS_OPS:
-        dynamic_axes = {axis for v in op.outputs for axis, size in enumerate(v.shape) if is_symbolic(size)}
+        kept_dynamic = {place for size, place in kept if is_symbolic(size)}
+        made_dynamic = {i for v in op.outputs for i, size in enumerate(v.shape) if is_symbolic(size)}
         is_mixed = any(place == MIXED and is_symbolic(size) for size, place in axes)
-        if is_mixed or not dynamic_axes <= {place for size, place in kept if is_symbolic(size)}:
-            return False
+        if is_mixed or made_dynamic - kept_dynamic:
+            return False  # slices of a dynamic axis depend on each other, or come from no operand
     summed = [size for size, place in axes if place == CONTRACTED]
-    are_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
-    return (are_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
+    are_summed_in_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
+    return (are_summed_in_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
 
-
-# Constants that name places along an axis.
 
 CONVOLUTIONS = names("conv conv_transpose")
 """Ops whose kernels reach over several places. Not safe to forget."""
@@ -410,8 +410,7 @@ LOCAL_OPS = CONVOLUTIONS | names(
 )
 """Ops whose constants say which places along an axis they read or make. Safe to forget."""
 STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
-"""Parameters by which the length is divided or multiplied: ops do other things at each remainder. Not safe to
-forget."""
+"""Parameters that divide or multiply the length: the remainder by them matters. Not safe to forget."""
 WITHOUT_LIMITS = names(
     "axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims "
     "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
@@ -425,9 +424,8 @@ def _use_of_op(op: Operation) -> Use:
         return Use.SCALED  # what is in a loop may be multiplied in any round
     parameters = [v for name, v in operands(op) if name not in ("x", "values")]
     is_local = op.op_type in LOCAL_OPS and all(constant(v) is not None or is_stored(v) for v in parameters)
-    if op.op_type == "reshape":
-        is_local = is_local and _reshape_ratio(op) is not None
-    return Use.LOCAL if is_local else Use.NUMBERS
+    divides = op.op_type != "reshape" or _reshape_ratio(op) is not None
+    return Use.LOCAL if is_local and divides else Use.NUMBERS
 
 
 def _reshape_ratio(op: Operation) -> int | None:
@@ -454,14 +452,14 @@ def _constants(op: Operation) -> list[int]:
     for inner in (op, *nested_ops(op)):
         if inner.op_type in CONVOLUTIONS:
             integers += _kernel_reach(inner)
-        for name, var in operands(inner):
-            if name in WITHOUT_LIMITS:
-                continue
+        # joined parts shift each other; an op that is neither local nor alike may compare any size
+        sizes_count = inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner))
+        for var in (v for name, v in operands(inner) if name not in WITHOUT_LIMITS):
             stored = is_stored(var)
             if stored and (value := constant(var)) is not None and not isinstance(value, str):
                 integers += _whole_numbers(inner, np.asarray(value))
-            elif stored or inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner)):
-                integers += sizes_of(var)  # how long it is beside the dynamic axis: a table, or a joined part
+            elif stored or sizes_count:
+                integers += sizes_of(var)
     return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
 
 
@@ -472,19 +470,20 @@ def _kernel_reach(op: Operation) -> list[int]:
     return [(int(n) - 1) * d + 1 for n, d in zip(sizes, dilations, strict=True)]
 
 
-def _whole_numbers(op: Operation, numbers: Array) -> list[int]:
-    """Return the whole numbers of a small constant, and its lengths.
+def _whole_numbers(op: Operation, values: Array) -> list[int]:
+    """Return the whole numbers of a constant, and its lengths.
 
     Of a parameter with a number for each axis, only those of dynamic axes are returned.
     """
-    local = op.op_type in LOCAL_OPS
-    lengths = list[int]() if local else list(numbers.shape)
-    if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
+    local, are_integers = op.op_type in LOCAL_OPS, values.dtype.kind in "iu"
+    # a parameter of a local op is as long as there are axes, and holds places, which are integers
+    lengths = list[int]() if local else list(values.shape)
+    if not values.size or not (are_integers or (values.dtype.kind == "f" and not local)):
         return lengths
-    if numbers.size > SMALL_CONSTANT:
-        return [*lengths, int(numbers.max())] if numbers.dtype.kind in "iu" else lengths
-    if op.op_type in PER_AXIS_OPS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
-        per_axis = len(numbers) // op.x.rank
-        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // per_axis])])
-    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LONGEST_DRAWN]  # no axis is longer
+    if values.size > SMALL_CONSTANT:  # of a table of indices, the largest may be a limit; weights are none
+        return [*lengths, int(values.max())] if are_integers else lengths
+    if op.op_type in PER_AXIS_OPS and values.ndim == 1 and len(values) in (op.x.rank, 2 * op.x.rank):
+        per_axis = len(values) // op.x.rank
+        values = np.array([n for i, n in enumerate(values) if is_symbolic(op.x.shape[i // per_axis])])
+    kept = [n for n in map(float, values.ravel()) if abs(n) < LONGEST_DRAWN]  # no axis is longer
     return lengths + [int(n) for n in kept if n == int(n)]

@@ -21,7 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, is_looked_up, largest_accepted
+from anesurgery.checking.addresses import (
+    LARGEST_UNTESTED,
+    Bounds,
+    address_bounds,
+    is_looked_up,
+    largest_accepted,
+)
 from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, all_combinations, drawn_range, targets
 from anesurgery.checking.edit_sites import Site, lies_within, limits_of, on_fewer_rows, range_violation, site_of
@@ -298,7 +304,7 @@ def _index_bounds(request: _Request) -> Bounds:
         return bounds
     if any(op.op_type in CLAMPING for op in site.old_ops):
         bounds = _widened_bounds(request, bounds)
-    known = not any(np.max(bounds[v][1]) <= AS_DRAWN for v in dynamic)
+    known = not any(np.max(bounds[v][1]) <= LARGEST_UNTESTED for v in dynamic)
     if known and _old_side_runs(request, bounds, TRIES):
         return bounds
     return bounds | largest_accepted(dynamic, lambda places: _old_side_runs(request, bounds | places))

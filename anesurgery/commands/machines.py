@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Annotated, Any
@@ -23,9 +23,11 @@ from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError
 from anesurgery.show.report import Table
 
-PROJECT = "anesurgery"
+PROJECT, MISSING = "anesurgery", "missing"
 OPTIONAL = {"transformers": "the demo, and models of Hugging Face", "pillow": "models that take or give images"}
 """Package -> what it is for, where the library itself does without it."""
+VERDICTS = {True: "ok", False: "FAILED", None: "optional"}
+"""`Row.fits` in a word."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,12 @@ class Row:
     wanted: str
     fits: bool | None
 
-    @property
-    def verdict(self) -> str:
-        """Says in a word whether all is well."""
-        return {True: "ok", False: "FAILED", None: "optional"}[self.fits]
-
 
 @subcommand(engine=False)
 def doctor() -> Outcome:
     """Check the installed versions. Exit code 1 if something is missing."""
     rows = list(examine())
-    cells = [(row.name, row.found, row.wanted, row.verdict) for row in rows]
+    cells = [(row.name, row.found, row.wanted, VERDICTS[row.fits]) for row in rows]
     table = Table(("what", "found", "wanted", ""), cells, ruled=False)
     sound = all(row.fits is not False for row in rows)
     then = command("example", "gpt2") if sound else "pip install --upgrade anesurgery"
@@ -73,22 +70,22 @@ def examine() -> Iterator[Row]:
     yield _storage()
     for name, purpose in OPTIONAL.items():
         version = _version(name)
-        yield Row(name, version or "missing", purpose, True if version else None)
+        yield Row(name, version, purpose, version != MISSING or None)
     mac = sys.platform == "darwin"
-    yield Row("Core ML itself", platform.platform(terse=True), "macOS: --measured", True if mac else None)
+    yield Row("Core ML itself", platform.platform(terse=True), "macOS: --measured", mac or None)
 
 
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return ""
+        return MISSING
 
 
 def _installed(requirement: Requirement) -> Row:
     version = _version(requirement.name)
-    fits = bool(version) and requirement.specifier.contains(version, prereleases=True)
-    return Row(requirement.name, version or "missing", str(requirement.specifier) or "any", fits)
+    fits = version != MISSING and requirement.specifier.contains(version, prereleases=True)
+    return Row(requirement.name, version, str(requirement.specifier) or "any", fits)
 
 
 def _storage() -> Row:
@@ -100,7 +97,7 @@ def _storage() -> Row:
     names = [name for name in files if name.startswith("libmilstoragepython")]
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ""
     fits = any(name.endswith((suffix, ".abi3.so")) or name == "libmilstoragepython.so" for name in names)
-    return Row("weight reader", ", ".join(names) or "missing", "coremltools' compiled part", fits)
+    return Row("weight reader", ", ".join(names) or MISSING, "coremltools' compiled part", fits)
 
 
 LEGEND = """axis: the longest last axis. kernel: the largest convolution.
@@ -120,16 +117,14 @@ def chips(
     named = Target.parse(target)
     chosen = [CHIPS[name] for name in named.chips]
     faults = [_fault(fault) for fault in faults_on(named)]
-    plain = {
-        "chips": [asdict(chip) | {"devices": products_of(chip.name)} for chip in chosen],
-        "sources": SOURCES,
-        "faults": faults,
-    }
+    devices = {chip.name: products_of(chip.name) for chip in chosen}
+    all_facts = [asdict(chip) | {"devices": devices[chip.name]} for chip in chosen]
+    plain = {"chips": all_facts, "sources": SOURCES, "faults": faults}
     sources = [f"{name}: {source}" for name, source in SOURCES.items()]
     wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
-    ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
-    more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
-    shown = [_devices(chosen), "", _limits(chosen), *more]
+    legend = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
+    more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else legend
+    shown = [_devices(chosen, devices), "", _limits(chosen), *more]
     return Outcome(plain, shown=shown, then=command("example", "gpt2"))
 
 
@@ -169,13 +164,11 @@ def _limits(chosen: list[Any]) -> Table:
     return Table(head, known, ruled=False, edge=False)
 
 
-def _devices(chosen: list[Any]) -> Table:
+def _devices(chosen: list[Any], devices: Mapping[str, Sequence[str]]) -> Table:
     """Return the devices of each chip, and the oldest OS that runs on it."""
-    from anesurgery.placement.target import products_of
-
     macs = {"macOS": ["Macs and iPads with this chip"]}
     rows = [
-        (c.name, f"{c.platform} {c.first_os}", ", ".join([*products_of(c.name), *macs.get(c.platform, [])]))
+        (c.name, f"{c.platform} {c.first_os}", ", ".join([*devices[c.name], *macs.get(c.platform, [])]))
         for c in chosen
     ]
     return Table(("chip", "from", "devices"), rows, ruled=False, edge=False)

@@ -337,9 +337,9 @@ def compress(
 def _few_rows(weights: Sequence[CompressedWeight]) -> Iterable[str]:
     """Yield a doubt if weights have more columns than the samples gave rows of inputs."""
     sizes = [weight.calibration_rows for weight in weights]
-    few = [size for size in sizes if size.rows < size.columns]
+    few = [size for size in sizes if size.inputs < size.columns]
     if few:
-        rows, columns = min(few, key=lambda size: size.rows / size.columns)
+        rows, columns = min(few, key=lambda size: size.inputs / size.columns)
         yield (
             f"{len(few)} of {len(weights)} weights have more columns than the samples have rows ({columns:,} "
             f"against {rows:,}), so their correction may not hold elsewhere; give more samples"

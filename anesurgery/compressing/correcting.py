@@ -219,8 +219,8 @@ class Correction:
     def _record_later_readers(self, executable: Executable) -> MomentRecorder:
         """Return the moments of what all readers but the first of each weight read, in the plain model."""
         recorder = MomentRecorder({r.op: r for candidate in self.chosen for r in candidate.readers[1:]})
-        if recorder.rows:
-            ops = set(recorder.rows)
+        if recorder.readers:
+            ops = set(recorder.readers)
             run_op_by_op(
                 executable, self.samples, recorder.before_step, ops, needs_outputs=False, folder=self.folder
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.mil import Array
@@ -31,18 +32,20 @@ class _Sums:
 
     noise: float = 0.0
     """The sum of squared differences."""
-    count: int = 0
-    """The numbers that are finite in the reference."""
     peak: float = 0.0
     """The largest magnitude in the reference."""
+    finite_numbers: int = 0
+    """The numbers that are finite in the reference: those that `noise` and `peak` are of."""
+    infinite: bool = False
+    """Is a number of the reference not finite?"""
+    broken: bool = False
+    """Is a number not finite that is finite in the reference?"""
     kl: float = 0.0
     """The sum of the KL divergences of the rows, in nats."""
     agree: int = 0
     """The rows whose largest entry is the same."""
     rows: int = 0
     """The rows that `kl` and `agree` are sums over."""
-    broken: bool = False
-    """Is a number not finite that is finite in the reference?"""
 
 
 @dataclass
@@ -52,11 +55,10 @@ class Cost:
     sums: dict[str, _Sums] = field(default_factory=dict)
     """Name of an output -> its sums."""
     chosen: frozenset[str] = frozenset()
-    """The outputs that choose among classes or tokens, which KL and top-1 are measured on; all if it is
-    empty."""
+    """The outputs that KL and top-1 are measured on, if only some choose among classes or tokens; else all."""
 
     def add(self, expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Compare the outputs of one run with the reference, and add the result."""
+        """Compare the arrays of floats among the outputs of one run with the reference, and add the result."""
         for name, reference in expected.items():
             if isinstance(reference, np.ndarray) and reference.dtype.kind == "f" and reference.size:
                 columns = reference.shape[-1] if reference.ndim else 1
@@ -66,9 +68,10 @@ class Cost:
     @property
     def psnr(self) -> float:
         """The PSNR of the worst output in dB; minus infinity if a number is not finite any more."""
-        if any(s.broken for s in self.sums.values()):
+        sums = self.sums.values()
+        if any(s.broken for s in sums):
             return -math.inf
-        found = [psnr(s.peak, math.sqrt(s.noise / s.count)) for s in self.sums.values() if s.count]
+        found = [psnr(s.peak, math.sqrt(s.noise / s.finite_numbers)) for s in sums if s.finite_numbers]
         return min(found, default=math.inf)
 
     @property
@@ -92,31 +95,29 @@ class Cost:
         """The share of rows whose largest entry is the same; 1 where no output has rows."""
         return sum(s.agree for s in self._choosing) / self.rows if self.rows else 1.0
 
-    def lost(self, chooses: bool) -> float:
-        """Return KL where outputs choose; else the mean squared error of the worst over its peak squared."""
-        return self.kl if chooses and self.rows else 10 ** (-self.psnr / 10)
-
     def words(self, chooses: bool) -> str:
         """Describe the loss; with KL and top-1 where the outputs choose among classes or tokens."""
         if self.psnr == math.inf:
             return "identical"
         rows = ""
-        if not self.rows:
-            rows = "no row is all finite, "
-        elif chooses:
+        if chooses and self.rows:
             rows = f"KL {self.kl:.3g} nats, same top-1 {self.top1:.1%}, "
+        elif any(s.infinite for s in self.sums.values()):
+            rows = "infinite numbers are left out, "
         return f"{rows}PSNR {self.psnr:.1f} dB"
 
 
 def _add_rows(sums: _Sums, reference: Tensor, changed: Tensor) -> None:
     """Add the rows [rows, columns] of one output; numbers that are infinite in the reference do not count.
 
-    KL and top-1 are measured only where all numbers of the reference are finite.
+    KL and top-1 are measured only if all numbers of the output are finite in the reference.
     """
     finite = torch.isfinite(reference)
-    has_rows = bool(finite.all()) and reference.shape[-1] > 1
+    all_finite = bool(finite.all())
+    has_rows = all_finite and reference.shape[-1] > 1
+    sums.infinite |= not all_finite
     sums.broken |= bool((finite & ~torch.isfinite(changed)).any())
-    sums.count += int(finite.sum())
+    sums.finite_numbers += int(finite.sum())
     kl = _kl_of_probabilities if has_rows and are_probabilities(reference.numpy()) else _kl_of_logits
     together = max(1, MOST_NUMBERS // reference.shape[-1])
     parts = (torch.split(v, together) for v in (reference, changed, finite))
@@ -138,20 +139,8 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _kl_of_logits(a: Tensor, b: Tensor) -> Tensor:
-    """Return the sum of KL(softmax(a) || softmax(b)) over rows.
-
-    Each is the mean of a - b, weighted by softmax(a), minus the difference of the log-sum-exps.
-    """
-    (exponentials, log_sum), (_, other_log_sum) = map(_exponentials, (a, b))
-    mean_difference = (a - b).mul_(exponentials).sum(-1) / exponentials.sum(-1)
-    return (mean_difference - (log_sum - other_log_sum)).sum()
-
-
-def _exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return exp(row - its largest entry), and the log-sum-exp of each row."""
-    largest = rows.amax(-1, keepdim=True)
-    exponentials = (rows - largest).exp_()
-    return exponentials, exponentials.sum(-1).log() + largest[:, 0]
+    """Return the sum of KL(softmax(a) || softmax(b)) over rows."""
+    return F.kl_div(b.log_softmax(-1), a.log_softmax(-1), reduction="sum", log_target=True)
 
 
 def _kl_of_probabilities(a: Tensor, b: Tensor) -> Tensor:

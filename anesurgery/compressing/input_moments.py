@@ -31,7 +31,7 @@ LEAST_SPREAD = 1e-4
 class InputSize(NamedTuple):
     """How many inputs of an op the samples gave."""
 
-    rows: int
+    inputs: int
     columns: int
 
 
@@ -46,19 +46,19 @@ class InputMoments:
     matrix: Array
     """[groups, columns, columns], about 0 or about the mean."""
     centre: Array | None = None
-    """[groups, columns]: the mean times the root of the count, if they are about the mean. The moments about 0
-    are the matrix plus the products of the centre with itself."""
+    """[groups, columns], if they are about the mean: the mean times the root of the count, so that its products
+    with itself are count * mean^T mean, which the moments about 0 have more than the matrix."""
 
 
 class MomentRecorder(Listener):
-    """Sums up the first and second moments of what ops read.
+    """Sums up moments of what ops read: `before` as one sample runs, `before_step` as all run step by step.
 
     Args:
-        rows: the ops to watch, each with the rows of its weight.
+        readers: the ops to watch, each with how it reads its weight.
     """
 
-    def __init__(self, rows: Mapping[Operation, WeightRows]) -> None:
-        self.rows = rows
+    def __init__(self, readers: Mapping[Operation, WeightRows]) -> None:
+        self.readers = readers
         self.matrices: dict[Operation, Array] = {}
         self._sums: dict[Operation, Array] = {}
         self._counts: dict[Operation, int] = {}
@@ -69,9 +69,8 @@ class MomentRecorder(Listener):
 
     def size(self, op: Operation) -> InputSize:
         """Return how many rows an op read, and their columns."""
-        return (
-            InputSize(self._counts[op], int(self.matrices[op].shape[-1])) if op in self._counts else LOOKED_UP
-        )
+        count = self._counts.get(op)
+        return LOOKED_UP if count is None else InputSize(count, int(self.matrices[op].shape[-1]))
 
     def moments_of(self, op: Operation, centred: bool = False) -> InputMoments:
         """Return the moments of what an op read; about the mean if its bias will be corrected.
@@ -102,15 +101,14 @@ class MomentRecorder(Listener):
         Raises:
             NotFinite: it reads NaN or infinity, so its moments mean nothing.
         """
-        if op not in self.rows:
+        if (reader := self.readers.get(op)) is None:
             return
-        rows = self.rows[op]
-        if rows.inputs(samples[0]) is None:  # a table: every row counts the same
-            columns = rows.to_rows(np.empty(rows.shape, np.bool_)).shape[-1]
+        if reader.inputs(samples[0]) is None:  # a table: as if each row were looked up equally often
+            columns = reader.to_rows(np.empty(reader.shape, np.bool_)).shape[-1]
             count = sum(torch.as_tensor(values["indices"]).numel() for values in samples)
-            self.matrices[op] = self.matrices.get(op, 0) + np.eye(columns)[None] * (count / rows.shape[0])
-            return
-        for inputs in batched_inputs(rows, samples):
+            self.matrices[op] = self.matrices.get(op, 0) + np.eye(columns)[None] * (count / reader.shape[0])
+            return  # without a count of inputs, which a table has none of: its size is `LOOKED_UP`
+        for inputs in batched_inputs(reader, samples):
             if not bool(torch.isfinite(inputs).all()):
                 raise NotFinite(
                     f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
@@ -121,14 +119,14 @@ class MomentRecorder(Listener):
             self._counts[op] = self._counts.get(op, 0) + inputs.shape[1]
 
 
-def batched_inputs(rows: WeightRows, samples: Sequence[Values]) -> Iterator[torch.Tensor]:
+def batched_inputs(reader: WeightRows, samples: Sequence[Values]) -> Iterator[torch.Tensor]:
     """Yield what an op reads, [groups, number, columns], of several samples at once, which is faster.
 
     All samples at once would take too much memory: the patches of a convolution are far larger than its input.
     """
     batch: list[torch.Tensor] = []
     for number, values in enumerate(samples, 1):
-        inputs = rows.inputs(values)
+        inputs = reader.inputs(values)
         assert inputs is not None
         batch.append(inputs)
         if sum(each.shape[1] for each in batch) >= MOST_INPUTS or number == len(samples):
@@ -154,9 +152,8 @@ def joint_moments(
     if len(moments) == 1:
         return moments[0].matrix, None if centres[0] is None else centres[0][None]
     rows, tiny = reader.to_rows(weight.astype(np.float64)), float(np.finfo(np.float64).tiny)
-    squares = [
-        max(product_error(rows, None, each.matrix) + centre_error(rows, each.centre), tiny) for each in moments
-    ]
+    errors = [product_error(rows, None, each.matrix) + centre_error(rows, each.centre) for each in moments]
+    squares = [max(error, tiny) for error in errors]  # errors against zeros: the squares of all products
     scaled = [c / np.sqrt(n) for c, n in zip(centres, squares, strict=True) if c is not None]
     total = np.asarray(sum(each.matrix / n for each, n in zip(moments, squares, strict=True)))
     return total, np.stack(scaled) if scaled else None
@@ -183,20 +180,22 @@ class InputDrift:
 
     @classmethod
     def of(
-        cls, rows: WeightRows, samples: Sequence[Values], plain: Sequence[Values], centre: Array | None
+        cls, reader: WeightRows, samples: Sequence[Values], plain: Sequence[Values], mean: Array | None
     ) -> InputDrift | None:
         """Return the drift over all samples; None for a table, without a difference, and for infinite ones.
 
         Args:
-            rows: of the weight of the op.
+            reader: how the op reads its weight.
             samples: the arguments of the op in each sample.
             plain: the same in the plain model.
-            centre: [groups, columns], the mean of the inputs if a bias takes up the drift of the mean.
+            mean: [groups, columns], of the inputs if a bias takes up the drift of the mean.
         """
-        if rows.inputs(samples[0]) is None:
+        if reader.inputs(samples[0]) is None:
             return None
         count, total, crossed = 0, torch.zeros(()), torch.zeros(())
-        for actual, expected in zip(batched_inputs(rows, samples), batched_inputs(rows, plain), strict=True):
+        for actual, expected in zip(
+            batched_inputs(reader, samples), batched_inputs(reader, plain), strict=True
+        ):
             difference = expected.float() - actual.float()
             if not bool(difference.isfinite().all()):
                 return None
@@ -205,6 +204,6 @@ class InputDrift:
             count += actual.shape[1]
         if not bool(crossed.any()):
             return None
-        if centre is not None:
-            crossed = crossed - total[:, :, None] * torch.from_numpy(centre)[:, None]
+        if mean is not None:
+            crossed = crossed - total[:, :, None] * torch.from_numpy(mean)[:, None]
         return cls(np.asarray(total / count), np.asarray(crossed))

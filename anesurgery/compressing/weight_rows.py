@@ -164,11 +164,10 @@ def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
     def inputs(given: Mapping[str, Any]) -> Tensor:
         x, (s, d) = given["x"], _strides_and_dilations(given, len(shape) - 2)
         sizes, kernel = list(x.shape[2:]), list(shape[2:])
-        full = [(n - 1) * t + (k - 1) * e + 1 for n, t, k, e in zip(sizes, s, kernel, d, strict=True)]
         output_shape = given.get("output_shape")
         output_sizes = None if output_shape is None else [int(n) for n in output_shape][2:]
-        same = [n * t for n, t in zip(sizes, s, strict=True)]
-        ends = cuts(given.get("pad_type", "valid"), given.get("pad"), full, output_sizes, same)
+        pad_type, pad = given.get("pad_type", "valid"), given.get("pad")
+        _, ends = cuts(pad_type, pad, zip(sizes, kernel, s, d, strict=True), output_sizes)
         spread = x.new_zeros(*x.shape[:2], *[(n - 1) * t + 1 for n, t in zip(sizes, s, strict=True)])
         spread[(..., *[slice(None, None, t) for t in s])] = x
         reach = [(k - 1) * e for k, e in zip(kernel, d, strict=True)]

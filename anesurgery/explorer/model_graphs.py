@@ -24,8 +24,6 @@ UNITS = {"ane": "ANE", "cpu": "CPU", "gpu": "GPU", None: "unknown"}
 COLOURS = {"ANE": "#cfe6fa", "CPU": "#fbe0c3", "GPU": "#e9d8f6", "unknown": "#e4e7ea"}
 TEXT = "#1b2026"
 """On each of these it has a contrast above 10."""
-
-
 TARGET = "M1/macOS 14"
 """The default target of units and times: the chip with the most measurements."""
 
@@ -40,7 +38,7 @@ class Node:
         group: names of the groups that it is in, joined by "/".
         facts: name -> text, for the side panel.
         reads: (node, number of its output, name of the parameter) for each value that it reads.
-        gives: a type, in words, for each output.
+        gives: (name, type in words) of each output.
     """
 
     name: str
@@ -52,17 +50,17 @@ class Node:
 
 
 def graph_id(path: str | os.PathLike[str], function: str) -> str:
-    """The name of a graph; it begins with the file, since functions of two models have one name."""
+    """Return the name of a graph; it begins with the file, since functions of two models have one name."""
     return f"{Path(path).stem}: {function}"
 
 
 def function_of_graph(name: str) -> str:
-    """The function that a graph shows; Model Explorer numbers graphs that have the same name."""
+    """Return the function that a graph shows; Model Explorer numbers graphs that have the same name."""
     return re.sub(r" \(\d+\)$", "", name.rpartition(": ")[2])
 
 
 def graphs(path: str | os.PathLike[str], target: str | None = None) -> dict[str, list[Node]]:
-    """The nodes of each function of a model.
+    """Return the nodes of each function of a model.
 
     Args:
         path: of a package, an .mlmodel, a compiled model or whatever `load` takes.
@@ -89,16 +87,17 @@ def _nodes(function: Block, rows: dict[str, OpRow]) -> list[Node]:
         name = str(op.outputs[0].name)
         places |= {v.name: (name, str(i)) for i, v in enumerate(op.outputs)}
         named = {id(v): parameter for parameter, v in operands(op)}
+        # a dict keeps each edge once, in order; an op with blocks reads its own results, which is no edge
         edges = {(*places[v.name], named.get(id(v), "inside")): None for v in reads(op) if v.name in places}
         row = rows.get(op.name) or rows.get(name)
         gives = tuple((str(v.name), type_text(v)) for v in op.outputs)
-        edges_in_order = tuple(e for e in edges if e[0] != name)
-        nodes.append(Node(name, op.op_type, _group(op, row), _facts(op, row), edges_in_order, gives))
+        read = tuple(e for e in edges if e[0] != name)
+        nodes.append(Node(name, op.op_type, _group(op, row), _facts(op, row), read, gives))
     return nodes
 
 
 def _group(op: Operation, row: OpRow | None) -> str:
-    """The modules of an op, from its scopes, else the segment that it runs in."""
+    """Return the modules of an op, from its scopes, else the segment that it runs in."""
     scopes = next((v for k, v in op.scopes.items() if MODULES in str(k)), ())
     parts = [str(part) for part in scopes if part]
     if parts:
@@ -120,7 +119,7 @@ def _facts(op: Operation, row: OpRow | None) -> dict[str, str]:
 
 
 def values(inspection: Inspection, overlay: str) -> dict[str, tuple[float | str, str | None]]:
-    """What an overlay shows at each op, by name: a value, and a colour where the value has one of its own.
+    """Return what an overlay shows at each op, by name: a value, and a colour if the value has its own.
 
     Args:
         inspection: of the model.

@@ -14,7 +14,6 @@ versions to the program's `buildInfo`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import CompiledDescription, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
+from anesurgery.files.program_spec import operations, weight_files
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, not_fetched, read_json, system_failed
 from anesurgery.mil import ct
@@ -33,7 +33,6 @@ METADATA = "metadata.json"
 NETWORK = "model.espresso.net"
 SUFFIX = ".mlmodelc"
 WEIGHTS = "weights"
-ONLY = "only compiled ML Programs can be read"
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,10 @@ def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
     if not file.is_file():
         raise LoadError(_why_no_program(folder))
     opened = SourceFile(file)
+    raw = opened.read()
+    if why_not := not_fetched(file, raw):
+        raise LoadError(why_not)
     try:
-        raw = opened.read()
-        if words := not_fetched(file, raw):
-            raise LoadError(words)
         content = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise LoadError(f"{file} is not a text: {error}; copy the compiled model again") from error
@@ -165,11 +164,11 @@ def _why_no_program(folder: Path) -> str:
     if parts or kind.startswith("pipeline"):
         words = f"a compiled {kind or 'pipeline'} of {len(parts)} models ({', '.join(parts)})"
         part = folder / (parts[0] if parts else "model0")
-        return f"{folder} is {words}; {ONLY}: give one of its parts, as {part}"
+        return f"{folder} is {words}; only compiled ML Programs can be read: give one of its parts, as {part}"
     if is_network(folder):
         return f"{folder} is a compiled neural network; `upgrade` turns it into an ML Program"
     if kind and kind != "mlProgram":
-        return f"{folder} is a compiled model of the kind {kind}; {ONLY}"
+        return f"{folder} is a compiled model of the kind {kind}; only compiled ML Programs can be read"
     return f"{folder} lacks {PROGRAM_TEXT}; copy the compiled model again"
 
 
@@ -181,27 +180,3 @@ def _model_kind(folder: Path) -> str:
     kind = _metadata(folder).get("modelType")
     name = kind.get("name") if isinstance(kind, dict) else None
     return name.removeprefix("MLModelType_") if isinstance(name, str) else ""
-
-
-def weight_files(program: Any) -> list[str]:
-    """Return the paths of the weight files that a MIL_pb2.Program refers to, starting with `@model_path`."""
-    values = (value for op in operations(program) for value in literal_values(op))
-    names = (v.blobFileValue.fileName for v in values if v.WhichOneof("value") == "blobFileValue")
-    return list(dict.fromkeys(names))
-
-
-def literal_values(op: Any) -> Iterator[Any]:
-    """Yield the values stored in an op itself: its attributes, and inputs given as a value, not by name."""
-    yield from op.attributes.values()
-    for argument in op.inputs.values():
-        yield from (b.value for b in argument.arguments if b.WhichOneof("binding") == "value")
-
-
-def operations(program: Any) -> Iterator[Any]:
-    """Yield every op of a MIL_pb2.Program, including those of nested blocks."""
-    pending = [b for f in program.functions.values() for b in f.block_specializations.values()]
-    while pending:
-        block = pending.pop()
-        for op in block.operations:
-            yield op
-            pending.extend(op.blocks)

@@ -33,15 +33,13 @@ from anesurgery.files.compiled import (
     is_compiled,
     is_network,
     is_text,
-    literal_values,
-    operations,
     read_compiled,
-    weight_files,
 )
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.executorch_program import unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
+from anesurgery.files.program_spec import blob_values, weight_files
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import ZIP, SourceFile, not_fetched, read_json, unpack
@@ -591,8 +589,6 @@ def _weight_files(program: Any, folder: Path) -> dict[str, WeightFile]:
         if not file.is_file():
             raise LoadError(f"{folder} lacks its weight file weights/{name}; copy the compiled model again")
         by_path[path] = name, WeightFile(file)
-    for op in operations(program):
-        for value in literal_values(op):
-            if value.WhichOneof("value") == "blobFileValue":
-                by_path[value.blobFileValue.fileName][1].blob(value.blobFileValue.offset)
+    for blob in blob_values(program):
+        by_path[blob.fileName][1].blob(blob.offset)
     return dict(by_path.values())

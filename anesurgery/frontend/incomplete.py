@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
 from anesurgery.frontend.complex_numbers import bilinear, is_complex
 from anesurgery.frontend.parts import slice_of_axis
-from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, types
 
 
 @wrapper
@@ -27,6 +28,45 @@ def with_choice_among_all(host: Convert, context: Any, node: Any) -> None:
     choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
     place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
     context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
+
+
+def _has_ios16() -> bool:
+    """Is the model converted for iOS 16 or later? Without a target, coremltools converts for iOS 15."""
+    from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
+
+    return bool(is_current_opset_version_compatible_with(ct.target.iOS16))
+
+
+@wrapper
+def with_any_order(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.topk`: where no order is asked for, iOS 15 has the sorted one only."""
+    if not _has_ios16():
+        node = copy(node)
+        node.inputs = node.inputs[:4]
+        node.kwinputs = {name: value for name, value in (node.kwinputs or {}).items() if name != "sorted"}
+    host(context, node)
+
+
+@wrapper
+def with_patches_as_channels(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `pixel_unshuffle`: iOS 15 lacks the op, and has convolutions that pick pixels."""
+    x, factor = inputs_of(context, node)[:2]
+    if _has_ios16() or x.rank != 4 or not types.is_float(x.dtype):
+        host(context, node)
+        return
+    channels, n = x.shape[1], int(known_value(factor))
+    weight = np.tile(np.eye(n * n).reshape(n * n, 1, n, n), (channels, 1, 1, 1)).astype(np_dtype(x))
+    context.add(mb.conv(x=x, weight=weight, strides=[n, n], groups=channels, pad_type="valid", name=node.name))
+
+
+@wrapper
+def with_shape_alone(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.rand`: torch.export gives the shape alone by position."""
+    given = inputs_of(context, node)
+    if len(given) == 5:
+        host(context, node)
+    else:
+        context.add(mb.random_uniform(shape=given[0], low=0.0, high=1.0, name=node.name))
 
 
 def diagonal(context: Any, node: Any) -> None:
@@ -375,6 +415,9 @@ def _grid(context: Any, grid: str, corners: bool) -> Var:
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
+    "topk": with_any_order,
+    "pixel_unshuffle": with_patches_as_channels,
+    "rand": with_shape_alone,
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
     "instance_norm": with_running_statistics,
     "einsum": with_whole_equation,

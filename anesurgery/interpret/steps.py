@@ -19,6 +19,7 @@ from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.arithmetic.constant_memory import widen
 from anesurgery.interpret.ops import tensor
 from anesurgery.interpret.ops.computing import linear
+from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Operation, Var, static_shape, types
 
 Env = dict[Var, Any]
@@ -121,7 +122,9 @@ def _bind_view(step: Step, fixed: Mapping[str, Any]) -> Call | None:
 
 def _bind_torch_function(step: Step, fixed: Mapping[str, Any]) -> Call | None:
     """Bind an op that is a torch function of x, or of x and y, one of which may be a constant."""
-    function = getattr(step.function, "plain", None)
+    implementation = TABLE[step.op.op_type]
+    is_own = step.function is implementation.function  # or else an arithmetic has another
+    function = implementation.plain if is_own else None
     if function is None or not fixed.keys() <= {"x", "y"}:
         return None
     reads = dict(step.reads)

@@ -30,6 +30,8 @@ class Implementation:
     moves: bool
     """Does it only move numbers? Then it gets stored fp16 weights as they are, and only its result is
     widened."""
+    plain: Callable[..., Any] | None = None
+    """The same function for operands by position, which `steps` calls directly."""
 
 
 LARGEST_RESULT = 1 << 30

@@ -16,7 +16,7 @@ from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.files.interface import Interface, description_parts
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
 from anesurgery.files.protobuf import proto
-from anesurgery.files.sequence import members
+from anesurgery.files.sequence import members as members_of
 from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_target, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 EXACT, CLOSE = float("inf"), 100.0
-"""PSNR in dB of the outputs in fp32: where every pass is exact, and where one rounds otherwise."""
-RELEASES = {4: "iOS 13 or macOS 10.15"}
-"""Specification version -> the first systems that read it."""
+"""Least PSNR in dB of the outputs in fp32: infinite (equal) if every pass is exact, else if one rounds."""
+NEEDED = "iOS 13 or macOS 10.15"
+"""The first systems that read version 4 of the specification, the only one that edits raise a network to."""
 
 
 class NeuralNetwork(Subject):
-    """A model whose layers passes edit.
+    """A model whose layers passes edit; what its members mean is said in `Subject`.
 
     Args:
         spec: specification of the model, which is edited.
         file: that it came from, which is never written to.
-        place: the file or package that the user named.
+        source: the file or package that the user named.
         units: compute units of the MLModel that comes out.
     """
 
@@ -54,9 +54,9 @@ class NeuralNetwork(Subject):
     shares_weights: ClassVar[bool] = False
 
     def __init__(
-        self, spec: Any, file: SourceFile | None = None, place: Path | None = None, units: Any = None
+        self, spec: Any, file: SourceFile | None = None, source: Path | None = None, units: Any = None
     ) -> None:
-        self._spec, self.file, self.place, self.units = spec, file, place, units
+        self._spec, self.file, self._source, self.units = spec, file, source, units
 
     @property
     def file_bytes(self) -> int:
@@ -72,32 +72,26 @@ class NeuralNetwork(Subject):
             SurgeryError: it holds no neural network.
         """
         opened = cls._given(model)
-        if opened.spec.WhichOneof("Type") in PIPELINES and any(
-            member.WhichOneof("Type") == PROGRAM for _, member in members(opened.spec)
-        ):
+        kind, where = opened.spec.WhichOneof("Type"), str(opened.source or "the model")
+        parts = members_of(opened.spec) if kind in PIPELINES else ()
+        if any(part.WhichOneof("Type") == PROGRAM for _, part in parts):
             raise SurgeryError(
-                f"{opened.source or 'the model'} is a pipeline with ML Programs, whose weights an {cls.suffix} "
-                "cannot hold; passes over ops edit them (`auto`), and its networks stay as they are"
+                f"{where} is a pipeline with ML Programs, whose weights an {cls.suffix} cannot hold; passes "
+                "over ops edit them (`auto`), and its networks stay as they are"
             )
-        networks, what = (
-            networks_of(opened.spec),
-            "the model" if opened.file is None else str(opened.file.path),
-        )
+        if not (networks := networks_of(opened.spec)):
+            raise SurgeryError(
+                f"the passes are for neural networks (.mlmodel), but {where} is of type {kind}, without layers"
+            )
         for i, spec in enumerate(networks):
-            _check(spec, what if spec is opened.spec else f"{what}: network {i} of the pipeline")
-        if not networks:
-            kind = opened.spec.WhichOneof("Type")
-            place = opened.source or "the model"
-            raise SurgeryError(
-                f"the passes are for neural networks (.mlmodel), but {place} is of type {kind}, without layers"
-            )
+            _check(spec, where if spec is opened.spec else f"{where}: network {i} of the pipeline")
         return opened
 
     @classmethod
     def _given(cls, model: Any) -> Self:
         if isinstance(model, ct.models.MLModel):
-            place = None if model.package_path is None else Path(model.package_path)
-            return cls(model.get_spec(), None, place, model.compute_unit)
+            source = None if model.package_path is None else Path(model.package_path)
+            return cls(model.get_spec(), None, source, model.compute_unit)
         if isinstance(model, proto.Model_pb2.Model):
             return cls(model)
         if not isinstance(model, (str, os.PathLike)):
@@ -113,7 +107,7 @@ class NeuralNetwork(Subject):
         """Return a specification of its own."""
         spec = proto.Model_pb2.Model()
         spec.CopyFrom(self.spec)
-        return type(self)(spec, self.file, self.place, self.units).only(self.member)
+        return type(self)(spec, self.file, self.source, self.units).only(self.member)
 
     @property
     def spec(self) -> Any:
@@ -123,7 +117,7 @@ class NeuralNetwork(Subject):
     @property
     def source(self) -> Path | None:
         """The file or package that the user named."""
-        return self.place
+        return self._source
 
     def check_source(self) -> None:
         """Nothing: the whole specification was read."""
@@ -139,7 +133,7 @@ class NeuralNetwork(Subject):
         if self.spec.WhichOneof("Type") not in PIPELINES:
             return {}
         graphs = iter(self.graphs)
-        return {name: next(graphs) if networks_of(spec) else None for name, spec in members(self.spec)}
+        return {name: next(graphs) if networks_of(spec) else None for name, spec in members_of(self.spec)}
 
     @staticmethod
     def validate(graph: Network) -> None:
@@ -190,7 +184,7 @@ class NeuralNetwork(Subject):
         """Return what a raised version asks of the system, and which layers no pass looks at."""
         old, new = ([int(s.specificationVersion) for s in networks_of(m.spec)] for m in (before, self))
         raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
-        said = [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
+        said = [f"specification version {a} became {b}, which needs {NEEDED}" for a, b in raised]
         if inside := sum(depth > 0 for _, depth in self._layers()):
             said.append(f"{inside} layers inside branches and loops are skipped: no pass looks there")
         return said
@@ -212,7 +206,7 @@ class NeuralNetwork(Subject):
             return Refusal(str(error))
         b = import_network(new, keep_names=True)
         if new is not self.spec and set(inputs or ()) != {f.name for f in old.description.input}:
-            inputs = None  # those of another network of the pipeline
+            inputs = None  # those given are of another network of the pipeline: random ones
         return compare(a, b, inputs, precision="fp32", **how)
 
     @property

@@ -174,12 +174,18 @@ def rounded(value: float, digits: int = 2) -> str:
 
 def from_to(before: float, after: float, unit: str = " ms") -> str:
     """Return two numbers with as many digits as make them differ: "2.031 ms -> 2.034 ms"."""
+    old, new = as_different(before, after)
+    return f"{old}{unit} -> {new}{unit}"
+
+
+def as_different(before: float, after: float) -> tuple[str, str]:
+    """Return two numbers in words, each with as many digits as make them differ."""
     most_digits = 9  # enough for any difference that matters
     for digits in range(3, most_digits):
         words = rounded(before, digits), rounded(after, digits)
         if words[0] != words[1] or before == after:
             break
-    return f"{words[0]}{unit} -> {words[1]}{unit}"
+    return words
 
 
 def change(before: Time, after: Time) -> Change:

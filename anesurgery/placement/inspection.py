@@ -313,9 +313,7 @@ class Inspection(Drawn):
 
     def __repr__(self) -> str:
         share, ops = between(self.residency["ops"], self.residency_at_most["ops"]), len(self._rows())
-        where = (
-            self.refused or f"status {self.status}, {share} of {ops} ops on the ANE, {self.switches} switches"
-        )
+        where = self.refused or f"{share} of {ops} ops on the ANE, {self.switches} switches"
         return f"<Inspection of {Path(self.model).name!r} on {self.target}: {where}>"
 
     def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:

@@ -25,6 +25,7 @@ from anesurgery.files import size_index
 from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
+from anesurgery.interpret.features import images
 from anesurgery.loading import load_graph
 from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory, unit_advice
@@ -176,7 +177,8 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
     about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
-    about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice)
+    pixels = images(loaded.described_inputs)
+    about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice, images=pixels)
     doubts = (
         *whole_model.doubts(chosen, shaped.flexible, budget, target),
         *whole_model.failing((*about_load, *about_shapes), target),
@@ -187,8 +189,7 @@ def inspect_program(
     rows = _op_rows(
         shaped.judged, units, numbers, timed.each, _run_on_samples(loaded, inputs, target, function)
     )
-    label, place = _label_and_place(loaded)
-    of_format, format_notes = _of_format(loaded, target)
+    (label, place), (of_format, format_notes) = _label_and_place(loaded), _of_format(loaded, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     changes = lost_in_conversion.save_changes(loaded.program) if advice else ()
     findings = tuple(dict.fromkeys((*of_format, *unmoved, *doubts, *about_load, *about_shapes, *changes)))

@@ -7,7 +7,7 @@ a model without tensor ops, such as a tree ensemble, gets a note.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS, networks_of
 from anesurgery.placement.durations import Time, total
+from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import NO_TIME, Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.rules.loading import of_version
@@ -65,6 +66,20 @@ CLOSED: dict[str, str] = {
     "audioFeaturePrint": "Apple's audio feature extractor, which is part of the OS",
 }
 """Type in the specification -> name. The file does not contain what these run."""
+
+CLASSES = 80
+SUPPRESSED = general(
+    "suppressed-classes",
+    "if the classes of a YOLO were no multiple of 80, boxes were missing or outside the image after the "
+    "non-maximum suppression behind an ML Program. With scores of 0 for more classes, up to a multiple of "
+    "80, they were right; a network (.mlmodel) did not need them",
+    "ultralytics/ultralytics: issues 22309, 14668, pull request 22310",
+    grade=Grade.REPORTED,
+    kind="numeric",
+    scope=Scope(os="seen on iPhones and on an M4 Pro, macOS 26.0; the units are not named"),
+    advice="pad the scores with zeros to a multiple of 80 classes and add labels (ultralytics does so from "
+    "8.3.207 on), or suppress boxes in the app (nms=False)",
+)
 
 InspectProgram = Callable[[Loaded, Target], Inspection]
 
@@ -215,7 +230,22 @@ def _inspect_pipeline(pipeline: Any, target: Target, label: str, programs: _Prog
     }
     without_ops = [name for name, part in parts.items() if not part.ops and not part.parts]
     notes = [f"without ops, and not counted in the status: {', '.join(without_ops)}"] if without_ops else []
-    return _combined(parts, label, target, "a pipeline", *notes)
+    inspection = _combined(parts, label, target, "a pipeline", *notes)
+    return replace(inspection, findings=tuple(_about_classes(pipeline)))
+
+
+def _about_classes(pipeline: Any) -> Iterator[Finding]:
+    """Yield a finding for each suppression of boxes behind an ML Program, by the number of its classes."""
+    kinds = [model.WhichOneof("Type") for model in pipeline.models]
+    for place, model in enumerate(pipeline.models):
+        if kinds[place] != "nonMaximumSuppression" or PROGRAM not in kinds[:place]:
+            continue
+        scores = model.nonMaximumSuppression.confidenceInputFeatureName
+        shapes = (i.type.multiArrayType.shape for i in model.description.input if i.name == scores)
+        for classes in (shape[-1] for shape in shapes if shape and shape[-1] % CLASSES):
+            yield SUPPRESSED.finding(
+                f"boxes reported wrong: the suppression is of {classes} classes, no multiple of {CLASSES}"
+            )
 
 
 def _note_without_ops(kind: str) -> str:

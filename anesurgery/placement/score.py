@@ -158,14 +158,19 @@ class Expected:
         return _Ratio(best=by_time.ratio if distinct else larger, high=high, distinct=distinct, cost=cost)
 
     def words(self, before: Expected, verb: str = "") -> str:
-        """Return "expected time 2 ms -> 1.9 ms"; the cost where no time is known, or cost decides otherwise."""
-        if self.time is None or before.time is None:
+        """Return "expected time 2 ms -> 1.9 ms"; the relative cost if there are no times to show."""
+        if (times := self.shown_times(before)) is None:
             return self.relative(before, verb)
+        return f"expected time{verb} {from_to(times.before.ms, times.after.ms)}"
+
+    def shown_times(self, before: Expected) -> Times | None:
+        """Return the times that `words` shows; None where one is unknown, or cost decides otherwise."""
+        if self.time is None or before.time is None:
+            return None
         by_time, decided = self.time.ms / before.time.ms, self.over(before).best
         same_verdict = self.times(before) is not None or (by_time <= CLEARLY) == (decided <= CLEARLY)
-        if _sign(by_time) != _sign(decided) or not same_verdict:
-            return self.relative(before, verb)
-        return f"expected time{verb} {from_to(before.time.ms, self.time.ms)}"
+        agree = _sign(by_time) == _sign(decided) and same_verdict
+        return Times(before.time, self.time) if agree else None
 
     def relative(self, before: Expected, verb: str = "") -> str:
         """Return the cost as a multiple of the cost before: "relative cost 1 -> 0.72"."""

@@ -200,7 +200,7 @@ def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listene
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    new = surgery.save(out / f"{model.stem}_{recipe}{'.mlmodel' if network else '.mlpackage'}")
+    new = surgery.save(out / f"{model.stem}_ane{'.mlmodel' if network else '.mlpackage'}")
     listener.step = "placing each op, before and after"
     before, after = inspect(model, request["target"]), inspect(new, request["target"])
     listener.step = "drawing the report"

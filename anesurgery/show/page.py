@@ -189,9 +189,8 @@ def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width
         for k, (word, op) in enumerate(zip(words, numbers, strict=False))
     )
     tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
-    return _Box(
-        segment=segment, width=columns * style.column + PAD, height=tall, head=head, lines=lines, title=title
-    )
+    wide = max(columns * style.column + PAD, len(head) * LETTER + 2 * PAD)
+    return _Box(segment=segment, width=wide, height=tall, head=head, lines=lines, title=title)
 
 
 def _title(segment: Segment, types: Sequence[str]) -> str:
@@ -512,7 +511,9 @@ def numbers(inspection: Inspection) -> list[TopNumber]:
     rules = len({f.rule for f in inspection.all_findings})
     top = [
         TopNumber("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
-        TopNumber("Neural Engine cannot run", f"{illegal:,}", f"{unknown:,} not known"),
+        TopNumber(
+            "Neural Engine cannot run", f"{illegal:,}", f"unclear for {unknown:,} more" if unknown else ""
+        ),
         TopNumber("segments", f"{segments:,}", counted(inspection.switches, "switch")),
         TopNumber("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]

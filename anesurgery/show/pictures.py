@@ -501,7 +501,8 @@ def _svg(flow: nx.DiGraph) -> str:
     left = min((middles[n] - sizes[n] / 2 for n in bent), default=0) - MARGIN
     width = max((middles[n] + sizes[n] / 2 for n in bent), default=0) - left + MARGIN
     height = len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
-    legend = _legend(flow, height)
+    legend, needed = _legend(flow, height)
+    left, width = left - max(needed - width, 0) / 2, max(needed, width)
     height += LEGEND if legend else 0
     at: dict[Any, tuple[float, float]] = {
         n: (middles[n] - left, MARGIN + level * (HEIGHT + GAP_Y))
@@ -519,8 +520,8 @@ def _svg(flow: nx.DiGraph) -> str:
     )
 
 
-def _legend(flow: nx.DiGraph, y: float) -> str:
-    """Return the colour of each unit that a box has, in a row below the boxes; "" without colours."""
+def _legend(flow: nx.DiGraph, y: float) -> tuple[str, float]:
+    """Return the colour of each unit that a box has, in a row below the boxes ("" without), and its width."""
     units = dict.fromkeys(data["unit"] for _, data in flow.nodes(data=True) if data["unit"])
     words, x = [], float(MARGIN)
     for unit in units:
@@ -530,7 +531,7 @@ def _legend(flow: nx.DiGraph, y: float) -> str:
             f'<text class="type" x="{x + 18:.1f}" y="{y + 10:.1f}">{word}</text></g>'
         )
         x += 18 + len(word) * LETTER + GAP_X
-    return "".join(words)
+    return "".join(words), x - GAP_X + MARGIN
 
 
 def _arrow(at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:

@@ -332,10 +332,20 @@ def _first_difference(comparison: AgainstTorch) -> str:
         every = counted(len(comparison.rows), "call")
         rest = ", the rest as far as rounding shows" if kept < len(comparison.rows) else ""
         agree = f"package and PyTorch agree: {kept} of {every} to {comparison.gate:g} dB in fp32{rest}"
-        return "; ".join([agree, *_narrow_failures(comparison.rows)])
+        return "; ".join([agree, *_lost_by_rounding(comparison.rows), *_narrow_failures(comparison.rows)])
     name = parts.name or "the whole module"
     near = f"{parts.psnr['fp32']:.1f} dB in fp32, at {parts.value}" if parts.value else "no value is like it"
     return f"package and PyTorch part in {name} ({parts.kind}): {near}"
+
+
+def _lost_by_rounding(rows: Sequence[ModuleRow]) -> Iterator[str]:
+    """Yield the first module that fp16 weights make wrong in PyTorch too, if they make the result wrong."""
+    if rows and rows[-1].rounding < GATE:
+        wrong = next(row for row in rows if row.rounding < GATE)
+        yield (
+            f"but with weights in fp16 PyTorch itself is off from {wrong.name or 'the whole module'} on "
+            f"({decibels(wrong.rounding)} dB): convert again with compute_precision=ct.precision.FLOAT32"
+        )
 
 
 def _narrow_failures(rows: Sequence[ModuleRow]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from anesurgery.display import byte_words
-from anesurgery.placement.durations import change, from_to
+from anesurgery.placement.durations import as_different, change
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
 from anesurgery.placement.rules.whole_model import doubts_among
@@ -158,7 +158,7 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def verdict(inspection: Inspection) -> str:
-    """Return the report in one sentence, after the outputs that nothing moves."""
+    """Return the report in one sentence, after the outputs that no input changes."""
     return _rated(inspection, inspection.summary)
 
 
@@ -168,14 +168,14 @@ def headline(inspection: Inspection) -> str:
 
 
 def _rated(inspection: Inspection, sentence: str) -> str:
-    """Return a sentence after the outputs that nothing moves; for a pipeline it says which models are meant."""
-    unmoved = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
+    """Return a sentence after the outputs that no input changes; of a pipeline, say which models it is of."""
+    unchanged = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
     models = sections(inspection)
     without_ops = [name for name, part in models if not part.ops]
     if without_ops and len(without_ops) < len(models):
         rest = f"not rated, without ops: {', '.join(without_ops)}"
         sentence = f"In {len(models) - len(without_ops)} of {len(models)} models: {sentence} ({rest})"
-    return "; ".join([*unmoved, sentence])
+    return "; ".join([*unchanged, sentence])
 
 
 def memory_words(inspection: Inspection) -> str:
@@ -187,15 +187,16 @@ def memory_words(inspection: Inspection) -> str:
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
     moved = f" | states {byte_words(memory.states)}, {byte_words(memory.state_traffic)} a call"
     wide = f" ({byte_words(memory.expanded)} expanded)" if memory.expanded else ""
-    app = f" | {app_words(memory)}" if memory.app is not None else ""
+    app = f" | {words}" if (words := app_words(memory)) else ""
     return f"weights {byte_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}{app}"
 
 
 def app_words(memory: Memory) -> str:
     """Return what the model takes of the memory of an app, and what is left; "" if that is not known."""
-    if memory.app is None or memory.left is None:
+    if memory.app is None:
         return ""
-    rest = f"{byte_words(memory.left)} left" if memory.left >= 0 else f"{byte_words(-memory.left)} too much"
+    left = memory.app - memory.needed
+    rest = f"{byte_words(left)} left" if left >= 0 else f"{byte_words(-left)} too much"
     return f"takes {byte_words(memory.needed)} of about {byte_words(memory.app)} for an app, {rest}"
 
 
@@ -236,6 +237,7 @@ def attention(inspection: Inspection) -> list[Attention]:
         doubts = doubts_among(part.findings, part.target)
         for row in filter(needs_attention, part.ops):
             for reason in _reasons(row, part.target.uses_ane, doubts):
+                # without the remedy: findings of one rule are one group, whatever repairs each
                 rule = f"rule {reason.finding.rule}" if reason.finding else reason.why
                 by_type_and_reason[row.op_type, rule].append(reason)
     groups = [
@@ -298,11 +300,7 @@ def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
         )
         for same in ruled.values()
     ]
-    return sorted(groups, key=lambda g: (_kind(g.finding), -g.count))
-
-
-def _kind(finding: Finding) -> int:
-    return KINDS.index(finding.kind) if finding.kind in KINDS else len(KINDS)
+    return sorted(groups, key=lambda g: (KINDS.index(g.finding.kind), -g.count))
 
 
 def other_findings(inspection: Inspection) -> list[RuleGroup]:
@@ -346,19 +344,23 @@ def agreements(inspection: Inspection) -> list[Agreement]:
 
 def agreement_words(compared: Sequence[Agreement]) -> str:
     """How many ops run where they were predicted to, in words."""
-    right, total = (sum(len(a.rows) for a in compared if a.agrees or every) for every in (False, True))
+    right, total = sum(len(a.rows) for a in compared if a.agrees), sum(len(a.rows) for a in compared)
     if not total:
         return "Core ML's plan names none of these ops."
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
 
 
-def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[float, str]]:
-    return lambda i: (count(i), f"{count(i):,}")
+Measure = Callable[[Inspection], tuple[tuple[float, float] | None, str]]
+"""Returns (least, largest) of a number of an inspection, None if it is unknown, and the number in words."""
+UNKNOWN = (None, "unknown")
 
 
-def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
-    """Return a share in words; of a range both ends."""
-    return lambda i: (i.residency[key] + i.residency_at_most[key], share_words(i, key))
+def _whole(count: Callable[[Inspection], int]) -> Measure:
+    return lambda i: ((count(i), count(i)), f"{count(i):,}")
+
+
+def _share(key: str) -> Measure:
+    return lambda i: ((i.residency[key], i.residency_at_most[key]), share_words(i, key))
 
 
 def cost(inspection: Inspection) -> float | None:
@@ -367,29 +369,29 @@ def cost(inspection: Inspection) -> float | None:
     return None if None in costs else sum(c for c in costs if c is not None)
 
 
-NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
-    "status": (_whole(lambda i: i.status), -1),
+NUMBERS: dict[str, tuple[Measure, int]] = {
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the Neural Engine": (_share("ops"), 1),
-    "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
+    "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else UNKNOWN, 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the Neural Engine cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
-    "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
+    "ops for which that is unclear": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "weights": (lambda i: (i.memory.weights, byte_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
+    "weights": (lambda i: ((m.weights,) * 2, byte_words(m.weights)) if (m := i.memory) else UNKNOWN, -1),
 }
-"""Label -> a function that returns (number, in words), and the direction in which it improves: 1 if more is
-better, -1 if less is, 0 for none."""
+"""Label -> (the number, the direction in which it improves: 1 if more is better, -1 if less is, 0 for none)."""
 
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:
-    """Return the numbers of a model before and after."""
+    """Return the numbers of a model before and after. Two ranges that overlap are not judged."""
     changed = []
     for label, (number_of, direction) in NUMBERS.items():
         (old, old_words), (new, new_words) = number_of(before), number_of(after)
-        is_judged = direction and old_words != new_words and "unknown" not in (old_words, new_words)
-        better = (new - old) * direction > 0 if is_judged else None
+        better = None
+        if direction and old is not None and new is not None and old_words != new_words:
+            is_apart = min(new) >= max(old) or max(new) <= min(old)
+            better = (sum(new) - sum(old)) * direction > 0 if is_apart else None
         changed.append(Change(label, old_words, new_words, better))
     return changed + time_changes(before, after)
 
@@ -412,8 +414,7 @@ def _relative_cost(before: Inspection, after: Inspection) -> list[Change]:
     if not old or new is None:
         return []
     better = None if abs(new / old - 1) < SAME else new < old
-    after_words = from_to(1.0, new / old, "").split(" -> ")[1]
-    return [Change("relative cost (no time is known)", "1", after_words, better)]
+    return [Change("relative cost (no time is known)", *as_different(1.0, new / old), better)]
 
 
 def gone_and_new(

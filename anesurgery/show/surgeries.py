@@ -224,7 +224,7 @@ def _left_out(refused: Mapping[str, Refusal]) -> Text:
     frame = f"Left out: {first} ()"
     more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
     room = max(WIDTH - len(frame + more), LEAST_REASON)
-    reason = textwrap.shorten(refused[first].reason, room, placeholder=" …")
+    reason = textwrap.shorten(refused[first].reason.removeprefix("undone: "), room, placeholder=" …")
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
 
 

@@ -28,14 +28,14 @@ COLOURS = dict(
     zip(LOOKS, ("#2f86c9", "#5b6fb5", "#3f9a66", "#8b949d", "#cf7a1f", "#c4473c", "#b9a44c"), strict=True)
 )
 """Source of cost -> its colour on a page."""
-EXPLANATIONS = {
-    "products": "sums of products, on the engine",
-    "memory": "ops of the engine that only move numbers",
-    "weights": "until weights are read",
-    "waiting": "small ops for one another",
-    "CPU": "ops of the CPU",
-    "switches": "changes of the unit",
-    "dispatch": "what each prediction costs",
+LABELS = {
+    "products": "products on the engine",
+    "memory": "moving numbers on the engine",
+    "weights": "reading weights on any unit",
+    "waiting": "small ops waiting for one another",
+    "CPU": "computing on the CPU",
+    "switches": "switches of the unit",
+    "dispatch": "starting a prediction",
 }
 """Source of cost -> what takes that time."""
 BAR = WIDTH - 4
@@ -60,9 +60,7 @@ def parts(inspection: Inspection) -> list[TimeShare]:
     """Return the sources of cost, the largest first; [] without a time."""
     if (time := inspection.time) is None:
         return []
-    shares = [
-        TimeShare(name, ms, ms / time.ms, EXPLANATIONS[name]) for name, ms in time.parts.items() if ms > 0
-    ]
+    shares = [TimeShare(name, ms, ms / time.ms, LABELS[name]) for name, ms in time.parts.items() if ms > 0]
     return sorted(shares, key=lambda one: -one.ms)
 
 
@@ -108,7 +106,7 @@ def in_words(ms: float) -> str:
 def time_bar(inspection: Inspection, width: int = BAR) -> Text:
     """Return the sources of cost as a bar, with a legend."""
     shares = parts(inspection)
-    legend = {one.name: f"{one.name} {in_words(one.ms)} ({summary.percent(one.share)})" for one in shares}
+    legend = {one.name: f"{one.what} {in_words(one.ms)} ({summary.percent(one.share)})" for one in shares}
     return bars([("", cells(shares, width))], legend, LOOKS)
 
 

@@ -310,7 +310,7 @@ def _slices(shape: Shape, spans: Spans) -> list[Step]:
     cropped = [axis for axis in (HEIGHT, WIDTH) if axis in spans and spans[axis].step == 1]
     if len(cropped) < 2 or len(shape) < LEAST_AXES[CHANNEL]:
         return [slicing(axis, spans[axis]) for axis in sorted(spans)]
-    edges = [(spans[axis].start, (shape[axis] or 0) - spans[axis].stop) for axis in cropped]
+    edges = [(spans[axis].start, _fixed_length(shape[axis]) - spans[axis].stop) for axis in cropped]
     channels = [slicing(axis, span) for axis, span in spans.items() if axis == CHANNEL]
     return [*channels, ("crop", {"cropAmounts": border_amounts(*edges)})]
 
@@ -330,7 +330,7 @@ def _static(site: Site, shape: Shape) -> Spans:
         end = None if no_end else int(p.endIds[i])
         if strides[i] < 1:
             raise Refused(f"its stride along axis {i - rank} is {strides[i]}, not positive")
-        if (begin or 0) == 0 and end is None and strides[i] == 1:
+        if not begin and end is None and strides[i] == 1:
             continue
         length = _fixed_length(shape[i])
         span = range(length)[begin : end : strides[i]]

@@ -24,7 +24,7 @@ from anesurgery.neuralnetwork.making import (
     weights,
 )
 from anesurgery.passes.layers._windows import WIDEST, every_chip_takes, height_and_width, why_not_convolvable
-from anesurgery.placement.rules.layer_rules import UPSAMPLE
+from anesurgery.placement.rules.layer_rules import UPSAMPLE as WIDEST_UPSAMPLE
 
 NEAREST = 0
 """`mode` of an `upsample` that repeats pixels; others interpolate."""
@@ -67,13 +67,13 @@ class SplitUpsampling(LayerRewrite):
         """Take the nearest pixel or interpolate, as the layer does."""
         p = site.params
         factors = [float(f) for f in p.scalingFactor or p.fractionalScalingFactor]
-        if not factors or max(factors) <= UPSAMPLE:
+        if not factors or max(factors) <= WIDEST_UPSAMPLE:
             return None
         whole = [int(f) for f in factors]
         if whole != factors:
             words = "x".join(f"{f:g}" for f in factors)
             return Refusal(f"the factor {words} is fractional, which no whole steps make")
-        height_and_width(site, site.inputs[0])
+        height_and_width(site, site.inputs[0])  # refuses dynamic ones, with which no proof can be had
         layers = _nearest(site, whole) if p.mode == NEAREST else _bilinear(site, whole)
         if isinstance(layers, Refusal):
             return layers
@@ -104,14 +104,15 @@ def _deconvolution(
     site: Site, kernel: Array, strides: Sequence[int], cut_high: Margins, cut_wide: Margins
 ) -> Step:
     """Return the deconvolution of each channel by itself, which cuts the ends of its result off."""
-    channels = int(site.shape(site.inputs[0])[CHANNEL] or 0)
     cuts = {"paddingAmounts": border_amounts(cut_high, cut_wide)} if any((*cut_high, *cut_wide)) else {}
-    form: dict[str, Any] = {"kernelChannels": channels, "isDeconvolution": True, "valid": cuts}
-    return "convolution", form | _depthwise(channels, kernel, strides)
+    fields = {"isDeconvolution": True, "valid": cuts, **_depthwise(site, kernel, strides)}
+    return "convolution", {"kernelChannels": fields["outputChannels"], **fields}
 
 
-def _depthwise(channels: int, kernel: Array, strides: Sequence[int]) -> dict[str, Any]:
+def _depthwise(site: Site, kernel: Array, strides: Sequence[int]) -> dict[str, Any]:
     """Return the fields of a convolution that treats each channel alike and by itself."""
+    channels = site.shape(site.inputs[0])[CHANNEL]
+    assert channels is not None  # `why_not_convolvable` refuses a dynamic number
     stored = weights(np.broadcast_to(kernel, (channels, *kernel.shape)))
     sizes = {"kernelSize": kernel.shape, "stride": strides}
     return {"outputChannels": channels, "nGroups": channels, **sizes, "weights": stored}
@@ -146,9 +147,9 @@ class _Grid(NamedTuple):
     def surplus(self) -> Margins:
         """The samples that a deconvolution with the tent makes too many: 3 and 3 in the example."""
         before, after = self.repeated
-        begin = self.up * before - self.first
-        wanted = self.up if before + after else 1  # of the last pixel
-        return begin, (before + after) * self.up + len(self.tent) - begin - wanted
+        begin = self.up * before - self.first  # before the first wanted sample
+        of_last_pixel = self.up if before + after else 1
+        return begin, (before + after) * self.up + len(self.tent) - begin - of_last_pixel  # behind the last
 
     @property
     def mean_weights(self) -> Array:
@@ -184,8 +185,8 @@ def _bilinear(site: Site, factors: Sequence[int]) -> list[Step] | Refusal:
     mode = int(site.params.linearUpsampleMode)
     sizes = height_and_width(site, site.inputs[0])
     high, wide = (_grid(mode, factor, size) for factor, size in zip(factors, sizes, strict=True))
-    for form in (_by_tents, _by_means):
-        if (layers := form(site, high, wide)) is not None:
+    for make in (_by_tents, _by_means):
+        if (layers := make(site, high, wide)) is not None:
             return layers
     return Refusal(
         f"it interpolates at each 1/{high.up} of the height and 1/{wide.up} of the width of a pixel, which "
@@ -213,8 +214,7 @@ def _by_means(site: Site, high: _Grid, wide: _Grid) -> list[Step] | None:
     layers = _nearest(site, [high.up, wide.up])
     if not every_chip_takes(*kernel.shape) or isinstance(layers, Refusal):
         return None
-    channels = int(site.shape(site.inputs[0])[CHANNEL] or 0)
-    fields = {"kernelChannels": 1, "valid": {}, **_depthwise(channels, kernel, [high.step, wide.step])}
+    fields = {"kernelChannels": 1, "valid": {}, **_depthwise(site, kernel, [high.step, wide.step])}
     return [*layers, *_repeated_border(high.read_beyond, wide.read_beyond), ("convolution", fields)]
 
 

@@ -737,3 +737,62 @@ def test_an_output_is_no_value_that_is_right_elsewhere() -> None:
     found = ane.against_torch(nn.Sequential(norm), normed, {"x": x})
     assert not found.ok
     assert found.rows[-1].state == "parts"
+
+
+class Tables(nn.Module):
+    """Rows times a matrix, and times another one, in the middle of a network."""
+
+    def __init__(self, first: torch.Tensor, last: torch.Tensor) -> None:
+        super().__init__()
+        self.first, self.last = nn.Parameter(first), nn.Parameter(last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.first @ self.last
+
+
+class Waves(nn.Module):
+    """Sines of positions times frequencies, which are constants."""
+
+    frequencies: torch.Tensor
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.rand(64) * scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * self.frequencies).mean(-1)
+
+
+def inverse_of_distances() -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix of distances to 64 points, and its inverse: their product cancels to the identity."""
+    points = torch.linspace(-1, 1, 64, dtype=torch.float64)
+    distances = torch.exp(-((points[:, None] - points[None]) ** 2) * 180)
+    return torch.linalg.inv(distances).float(), distances.float()
+
+
+def orthogonal() -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(64, 64))[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (lambda: Tables(*inverse_of_distances()), "matmul#2"),
+        (lambda: Tables(*reversed(inverse_of_distances())), "matmul#2"),
+        (lambda: nn.Sequential(nn.ReLU(), Waves(scale=3000)), "1"),
+        (lambda: Tables(orthogonal(), orthogonal()), ""),
+        (lambda: nn.Sequential(nn.ReLU(), Waves(scale=1)), ""),
+    ],
+)
+def test_it_says_that_the_weights_need_more_digits_than_fp16_has(make: Any, first: str) -> None:
+    """The wrong version: "package and PyTorch agree", and no more, though what the package gives is useless."""
+    torch.manual_seed(0)
+    module = make().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 64)).astype(np.float32)}
+    found = ane.against_torch(module, converted(module, (1, 8, 64)), values)
+    assert found.ok
+    said = " ".join(str(found).split())
+    assert ("convert again with compute_precision=ct.precision.FLOAT32" in said) == bool(first)
+    assert not first or f"PyTorch itself is off from {first} on" in said
+    in_full = converted(module, (1, 8, 64), compute_precision=ct.precision.FLOAT32)
+    assert "FLOAT32" not in str(ane.against_torch(module, in_full, values))

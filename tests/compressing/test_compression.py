@@ -295,7 +295,7 @@ def test_infinities_of_the_model_itself_are_left_out() -> None:
     assert found.loss is not None
     assert found.loss.psnr > 30
     assert found.to_json()["loss"] == {"kl": None, "top1": None, "psnr_db": found.loss.psnr}
-    assert "held-out samples: no row is all finite, PSNR" in str(found)
+    assert "held-out samples: infinite numbers are left out, PSNR" in str(found)
 
 
 def test_numbers_that_become_infinite_are_an_error() -> None:

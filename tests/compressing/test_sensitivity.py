@@ -266,6 +266,26 @@ def test_probabilities_are_not_taken_for_logits() -> None:
     assert (broken.kl, broken.psnr) == (np.inf, -np.inf)
 
 
+def test_finite_outputs_of_one_column_are_not_called_infinite() -> None:
+    """The wrong version takes outputs without rows, as depth maps have none, for infinite ones."""
+    numbers = np.arange(1.0, 5.0)[:, None]
+    depth, masked = Cost(), Cost()
+    depth.add({"y": numbers}, {"y": numbers + 0.004})
+    masked.add({"y": np.append(numbers, [[np.inf]], 0)}, {"y": np.append(numbers + 0.004, [[np.inf]], 0)})
+    for chooses in (False, True):
+        assert depth.words(chooses) == "PSNR 60.0 dB"
+        assert masked.words(chooses) == "infinite numbers are left out, PSNR 60.0 dB"
+
+
+def test_logits_far_apart_have_the_divergence_of_their_likeliest_entries() -> None:
+    """Softmax of such rows underflows to 0, whose logarithm is infinite: 0 times it must not become NaN."""
+    cost = Cost()
+    cost.add(
+        {"y": np.array([[-3e38, 0.0, 3e38], [0.0, -1e4, -1e4]])}, {"y": np.array([[0.0] * 3, [0.0, 0, -1e4]])}
+    )
+    assert cost.kl == pytest.approx((np.log(3) + np.log(2)) / 2)
+
+
 def test_a_weight_in_a_loop_is_left_out_and_others_are_replaced_there_too() -> None:
     """`first` is read in a loop: it is no candidate; a weight before the loop is measured through it."""
 

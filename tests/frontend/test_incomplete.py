@@ -6,13 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conversion import assert_each_agrees
+from conversion import Function, assert_each_agrees, convert
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from anesurgery import frontend
+from anesurgery.interpret import run
 
 torch.manual_seed(0)
 X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0], [1.0, 2.0, -3.0, 5.0]])
 W = torch.tensor([[0.5, -2.0, 1.0], [3.0, 0.25, -1.0], [1.0, 4.0, 2.0]])
 IMAGES = torch.randn(1, 4, 6, 5)
+EVEN = torch.randn(1, 4, 6, 12)
 SIGNAL = torch.randn(2, 200)
 HANN, SHORT = torch.hann_window(32), torch.hann_window(20)
 TWO, ONE = torch.randn(4, 6, 3, 4), torch.randn(4, 3, 5)
@@ -123,3 +127,29 @@ def test_each_agrees_with_torch(
     cases: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, how: str
 ) -> None:
     assert_each_agrees(cases, (x, -x / 3), how, rtol=1e-4)
+
+
+BEFORE_IOS16: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "patches": lambda x: F.pixel_unshuffle(x, 2),
+    "wide patches": lambda x: F.pixel_unshuffle(x[:, :2], 3).relu(),
+    "a focus layer": lambda x: F.pixel_shuffle(F.pixel_unshuffle(x * 2, 2), 2),
+    "largest, in any order": lambda x: x.topk(3, 2, sorted=False)[0].sum(2),
+    "smallest, in any order": lambda x: torch.topk(x, 2, largest=False, sorted=False)[0].mean(-1),
+    "places, in any order": lambda x: x.topk(2, 1, True, False)[1].amax(1).float(),
+}
+"""coremltools converts these for iOS 16 only, and without a target for iOS 15."""
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_without_a_target_each_agrees_with_torch(how: str) -> None:
+    assert_each_agrees(BEFORE_IOS16, (EVEN, -EVEN / 3), how, target="iOS15")
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_random_numbers_have_their_range(how: str) -> None:
+    frontend.register()
+    noise = Function(lambda x: (torch.rand(4, 6), torch.rand(2, 3, 5) + x.mean(), x * torch.rand(1)))
+    outputs = run(convert(noise, {"x": X}, how, "iOS17", "FLOAT32"), {"x": X.numpy()}).values()
+    whole, added, one = outputs
+    assert (whole.shape, added.shape, one.shape) == ((4, 6), (2, 3, 5), X.shape)
+    assert 0 <= whole.min() < 0.5 < whole.max() < 1

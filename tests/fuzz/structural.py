@@ -29,9 +29,9 @@ from structure import mutate
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
-from anesurgery.files.compiled import literal_values, operations
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import read_spec
+from anesurgery.files.program_spec import literal_values, operations
 from anesurgery.files.protobuf import proto
 
 SECONDS = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,28 @@ def padded(mode: str, *amounts: int, rank: int = 4) -> Callable[[], Program]:
     return of(lambda x: mb.pad(x=x, pad=list(amounts), mode=mode), (1, 4, 6, 6, 8)[:rank])
 
 
+def strided(*sizes: int, stride: int = 6, dtype: Any = types.fp16) -> Callable[[], Program]:
+    """A convolution of 12 with a stride along the last axis."""
+    number = np.float16 if dtype == types.fp16 else np.float32
+    weight = np.ones((4, 2, *[1] * (len(sizes) - 1), 12), number)
+    strides = [1] * (len(sizes) - 1) + [stride]
+
+    def build() -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((1, 2, *sizes), dtype=dtype)], opset_version=ct.target.iOS17)
+        def program(x: Var) -> Var:
+            return mb.conv(x=x, weight=weight, strides=strides)
+
+        made: Program = program
+        return made
+
+    return build
+
+
+def voxels(*sizes: int) -> Callable[[], Program]:
+    """A convolution over a volume."""
+    return of(lambda x: mb.conv(x=x, weight=half(2, 1, 3, 3, 3), pad_type="same"), (1, 1, *sizes))
+
+
 M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
@@ -210,6 +233,16 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "nearest by 8 on the GPU": (upsampler(8, 8), M15, "CPU_AND_GPU", ""),
     "nearest by 2": (upsampler(2, 8), M15, "ALL", ""),
     "a pool of 4x4": (upsampler(8, 4), M15, "ALL", ""),
+    "a stride over a long axis": (strided(18_001), "M1/macOS 26", "ALL", "hang-strided-length-elsewhere"),
+    "two axes, one of them long": (strided(40, 20_000), M4, "CPU_AND_NE", "hang-strided-length-elsewhere"),
+    "a stride of 1": (strided(18_001, stride=1), "M1/macOS 26", "ALL", ""),
+    "a stride in fp32": (strided(18_001, dtype=types.fp32), "M1/macOS 26", "ALL", ""),
+    "a stride without the engine": (strided(18_001), "M1/macOS 26", "CPU_AND_GPU", ""),
+    "a stride over a shorter axis": (strided(16_001), "M1/macOS 26", "ALL", ""),
+    "a large volume": (voxels(128, 128, 128), "M1/macOS 13", "CPU_ONLY", "crash-large-volume"),
+    "a flat, wide volume": (voxels(16, 512, 512), "M2/macOS 13", "ALL", "crash-large-volume"),
+    "a large volume on macOS 15": (voxels(160, 128, 128), M15, "ALL", "crash-large-volume-elsewhere"),
+    "a small volume": (voxels(64, 64, 64), "M1/macOS 13", "CPU_ONLY", ""),
     "a long sound": (sound(479_014), "M5/macOS 26", "CPU_AND_NE", "refused-long-sound"),
     "a sound made longer": (sound(480_000, upsampled=True), "M5/macOS 26", "ALL", "refused-long-sound"),
     "a long sound on an M2": (sound(479_014), "M2/macOS 15", "ALL", "refused-long-sound-elsewhere"),

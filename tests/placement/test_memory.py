@@ -15,7 +15,7 @@ from decoders import cached
 import anesurgery as ane
 from anesurgery.display import byte_words
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 from anesurgery.placement import memory
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.flexible import flexible_shapes
@@ -360,3 +360,45 @@ def test_the_chip_of_a_target() -> None:
     assert sampled.measured_chip(Target.parse("M1/macOS 14")) == "M1"
     assert sampled.measured_chip(Target.parse("M1-M3")) is None
     assert sampled.measured_chip(Target.parse("A17")) is None
+
+
+class Scaled(torch.nn.Module):
+    """Three channels of an image, with arithmetic of the module before the first product."""
+
+    def __init__(self, first: torch.nn.Module, scale: float = 1, mean: float = 0) -> None:
+        super().__init__()
+        self.first, self.scale, self.mean = first, scale, mean
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.first(
+            x if self.scale == 1 and not self.mean else (x - self.mean) * self.scale
+        )
+        return made
+
+
+CONVOLUTION, PATCHES = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(3, 8, 4, stride=4)
+ROWS = torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Linear(64, 4))
+UNSCALED = ct.ImageType("x", (1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "reader"),
+    [
+        (Scaled(CONVOLUTION), UNSCALED, "conv"),
+        (Scaled(PATCHES), ct.ImageType("x", (1, 3, 8, 8), color_layout=ct.colorlayout.BGR), "conv"),
+        (Scaled(ROWS), UNSCALED, "linear"),
+        (Scaled(CONVOLUTION), ct.ImageType("x", (1, 3, 8, 8), scale=1 / 255), ""),
+        (Scaled(CONVOLUTION), ct.ImageType("x", (1, 3, 8, 8), bias=[-104.0, -117.0, -123.0]), ""),
+        (Scaled(CONVOLUTION, 1 / 127.5, 127.5), UNSCALED, ""),
+        (Scaled(torch.nn.ReLU()), UNSCALED, ""),
+        (Scaled(CONVOLUTION), ct.TensorType("x", (1, 3, 8, 8)), ""),
+    ],
+)
+def test_pixels_that_a_product_reads_as_they_are(module: Scaled, given: Any, reader: str) -> None:
+    traced = torch.jit.trace(module.eval(), torch.rand(1, 3, 8, 8))  # type: ignore[no-untyped-call]
+    with quiet_host():
+        model = ct.convert(
+            traced, inputs=[given], minimum_deployment_target=ct.target.iOS16, skip_model_load=True
+        )
+    said = [f.message for f in ane.inspect(model).all_findings if f.rule == "image-unscaled"]
+    assert said == ([f"image %x: {reader} reads pixels from 0 to 255, without scale or bias"] if reader else [])

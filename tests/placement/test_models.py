@@ -223,3 +223,39 @@ def test_an_empty_file_is_no_model(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(LoadError, match="holds no model"):
         kind_of(path)
+
+
+def suppression(*classes: int) -> Any:
+    """A non-maximum suppression of 600 boxes, whose scores have one number for each class."""
+    spec = proto.Model_pb2.Model()
+    for name, shape in (("scores", [600, *classes]), ("boxes", [600, 4])):
+        spec.description.input.add(name=name).type.multiArrayType.shape.extend(shape)
+    spec.nonMaximumSuppression.confidenceInputFeatureName = "scores"
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "classes"),
+    [
+        (program, suppression(2), "2 classes"),
+        (program, suppression(81), "81 classes"),
+        (program, suppression(1, 7), "7 classes"),
+        (program, suppression(80), ""),
+        (program, suppression(160), ""),
+        (network, suppression(2), ""),
+        (program, tree(), ""),
+    ],
+)
+def test_classes_that_were_suppressed_wrongly(first: Any, last: Any, classes: str, tmp_path: Path) -> None:
+    spec = proto.Model_pb2.Model()
+    made = first()
+    if isinstance(made, Program):
+        made = spec_of(save(load(made), tmp_path / "first.mlpackage"))
+    spec.pipeline.models.extend([made, last])
+    found = inspect_other(
+        written(spec, tmp_path / "both.mlmodel"), ANY, lambda *_: Inspection("a program", ANY, ())
+    )
+    assert found is not None
+    said = [f.message for f in found.findings if f.rule == "suppressed-classes"]
+    assert len(said) == bool(classes)
+    assert not classes or classes in said[0]

@@ -189,12 +189,15 @@ def test_a_head_is_split_only_if_the_last_token_is_not_selected(target: str | No
 
 def test_chips_on_which_the_model_gets_slower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     targets = Target.newest()
-    said = {t: ("expected time 2 ms -> 1 ms", "") if i < 4 else ("", "slower") for i, t in enumerate(targets)}
-    said[targets[-1]] = ("", "")
-    monkeypatch.setattr(choosing, "_gain_and_loss", lambda target, before, after: said[target])
+    faster = choosing._Change("expected time 2 ms -> 1 ms", is_timed=True)
+    slower = choosing._Change(slower="the expected time would rise")
+    said = {t: faster if i < 4 else slower for i, t in enumerate(targets)}
+    said[targets[0]] = choosing._Change("relative cost 1 -> 0.5")  # the example is the first with a time
+    said[targets[-1]] = choosing._Change()
+    monkeypatch.setattr(choosing, "_change_on", lambda target, before, after: said[target])
     subject: Any = None
     assert choosing._on_chips(targets, subject, subject) == (
-        "gains on A12 to A16 and M1 to M3 (iPhone 11, A13: expected time 2 ms -> 1 ms); "
+        "gains on A12 to A16 and M1 to M3 (iPhone 12, A14: expected time 2 ms -> 1 ms); "
         "nothing to gain on M6; slower on A17 to A19 and M4 to M5"
     )
 

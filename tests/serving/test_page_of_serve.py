@@ -144,7 +144,7 @@ def test_a_folder_is_reported_rewritten_by_keys_and_deleted(
     readable(browser)
     tab_to(browser, "download")
     link = browser.run("document.activeElement.getAttribute('download')")
-    assert link == "tiny_gpt2_ane.mlpackage.zip"
+    assert link == "tiny_ane.mlpackage.zip"
     head = browser.run(
         "fetch(document.getElementById('download').href).then((a) => a.text()).then((t) => t.slice(0, 2))"
     )

@@ -62,9 +62,9 @@ def test_a_zipped_package_is_reported_rewritten_and_packed(package: Path, folder
     second = worked(folder, task="apply", recipe="gpt2_ane")
     assert "logits now has the last position only" in second["changes"]
     assert 'data-view="1"' in (folder / "report.html").read_text(encoding="utf-8")
-    assert second["download"] == "tiny_gpt2_ane.mlpackage.zip"
+    assert second["download"] == "tiny_ane.mlpackage.zip"
     zipfile.ZipFile(folder / "download.zip").extractall(tmp_path / "new")
-    found = ane.compare(package, tmp_path / "new/tiny_gpt2_ane.mlpackage", last=True)
+    found = ane.compare(package, tmp_path / "new/tiny_ane.mlpackage", last=True)
     assert found.ok
 
 
@@ -99,7 +99,7 @@ def test_the_graph_alone_is_reported(package: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_a_network_stays_one(folder: Path) -> None:
     ane.example("network", folder / "upload/old.mlmodel")
-    assert worked(folder, task="apply")["download"] == "old_neuralnetwork_ane.mlmodel.zip"
+    assert worked(folder, task="apply")["download"] == "old_ane.mlmodel.zip"
 
 
 def bomb(place: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
-from anesurgery.mil import Program, Var, mb
-from anesurgery.show.pictures import GAP_Y, HEIGHT, types_in_words
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.show.pictures import GAP_Y, HEIGHT, LETTER, types_in_words
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -297,3 +297,19 @@ def test_colours_are_named_below_the_boxes(program: Program) -> None:
     rect = last.find(f"{SVG}rect")
     assert rect is not None
     assert lowest < float(rect.attrib["y"]) < float(root.attrib["height"])
+
+
+def test_a_legend_is_as_wide_as_its_words() -> None:
+    """The wrong version cuts the legend where the boxes are narrower than it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 512, 32, 32), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        inner = mb.conv(x=x, weight=np.zeros((512, 512, 3, 3), np.float16), pad_type="same", name="c")
+        return mb.cumsum(x=inner, axis=1, name="s")
+
+    made = ane.draw(program, around="s", before=1, target="M1").svg
+    width = float(re.findall(r'width="(\d+)"', made)[0])
+    words = re.findall(r'<text class="type" x="([\d.]+)" y="[\d.]+">([^<]+)</text></g>', made)
+    assert len(words) > 1
+    assert all(float(x) + len(word) * LETTER <= width for x, word in words)
+    assert all(0 <= float(x) < width for x in re.findall(r'<rect x="([\d.-]+)"', made))

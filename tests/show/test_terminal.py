@@ -264,5 +264,5 @@ def test_a_difference_tells_numbers_and_findings() -> None:
 def test_printing_and_repr() -> None:
     assert str(twenty()) == text(twenty())
     assert repr(twenty()) == (
-        "<Inspection of 'model' on M1/macOS 14: status 1, 80 to 85% of 20 ops on the ANE, 3 switches>"
+        "<Inspection of 'model' on M1/macOS 14: 80 to 85% of 20 ops on the ANE, 3 switches>"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from report_models import twenty
+from report_models import inspection, row, twenty
 
 from anesurgery.placement import Inspection
 from anesurgery.placement.durations import Time
@@ -49,8 +49,8 @@ def test_a_terminal_shows_a_bar_with_each_source_of_cost() -> None:
     assert {time_shares.LOOKS[name][0] for name in shown} == set(bar)
     assert bar.count(time_shares.LOOKS["products"][0]) == pytest.approx(0.6 * time_shares.BAR, abs=3)
     assert bar.count(time_shares.LOOKS["dispatch"][0]) == 1
-    assert "products 6 ms (60.0%)" in said
-    assert "dispatch 0.05 ms (0.5%)" in said
+    assert "products on the engine 6 ms (60.0%)" in said
+    assert "starting a prediction 0.05 ms (0.5%)" in said
 
 
 def test_the_dearest_ops_and_segments_come_first() -> None:
@@ -65,7 +65,7 @@ def test_a_page_and_a_cell_show_the_same() -> None:
     for shown in (page(timed()), cell(timed())):
         assert "where the time goes" in shown
         assert time_shares.COLOURS["weights"] in shown
-        assert "until weights are read" in shown
+        assert "reading weights on any unit" in shown
     assert timed().ops[-1].name in page(timed()).split("Where the time goes")[1]
 
 
@@ -82,3 +82,15 @@ def test_before_and_after_say_better_only_where_the_band_leaves_out_1(
     told, ratio = summary.changes(timed(), timed(scale))[-2:]
     assert (told.label, told.better, ratio.better) == ("time (estimated)", better, better)
     assert summary.time_changes(twenty(), timed()) == []
+
+
+@pytest.mark.parametrize(
+    ("on_engine", "unknown", "better"),
+    [(16, 2, None), (18, 2, True), (10, 2, False), (18, 0, True), (17, 0, False), (17, 1, None)],
+)
+def test_shares_that_overlap_are_not_judged(on_engine: int, unknown: int, better: bool | None) -> None:
+    """Before, 17 or 18 of 20 ops run on the engine."""
+    units = ["ane"] * on_engine + [None] * unknown + ["cpu"] * (20 - on_engine - unknown)
+    after = inspection([row(k, "conv", unit, None if unit is None else True) for k, unit in enumerate(units)])
+    changed = next(c for c in summary.changes(twenty(), after) if c.label == "ops on the Neural Engine")
+    assert changed.better is better

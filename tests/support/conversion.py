@@ -63,6 +63,7 @@ def assert_each_agrees(
     inputs: Sequence[torch.Tensor],
     how: str,
     rtol: float = 1e-6,
+    target: str = "iOS17",
 ) -> None:
     """Functions agree with torch on each input, converted with the first one.
 
@@ -70,7 +71,7 @@ def assert_each_agrees(
     """
     frontend.register()
     whole = Function(lambda x: tuple(function(x) for function in cases.values()))
-    model = convert(whole, {"x": inputs[0]}, how, "iOS17", "FLOAT32")
+    model = convert(whole, {"x": inputs[0]}, how, target, "FLOAT32")
     for x in inputs:
         found = run(model, {"x": x.numpy()}).values()
         for (name, function), value in zip(cases.items(), found, strict=True):

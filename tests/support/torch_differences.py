@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MIL = "coremltools, text of the MIL op"
+MIL = "coremltools, docstring of the MIL op"
 """The docstrings of `coremltools.converters.mil.mil.ops.defs`."""
 
 
@@ -62,7 +62,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "cast",
         core_ml="floats out of range are clamped to the limits of int8",
         torch="they wrap around (undefined: depends on the processor)",
-        source="Apple's runtime of Core AI, run on Linux",
+        source="Apple's Core AI runtime, run on Linux",
         x=[300.0, -300.0, 1.5, -1.5],
         gives=(127.0, -128.0, 1.0, -1.0),
         torch_gives=(44.0, -44.0, 1.0, -1.0),
@@ -73,7 +73,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "cast",
         core_ml="floats out of range are clamped to 0 and 255",
         torch="they wrap around (undefined: depends on the processor)",
-        source="Apple's runtime of Core AI, run on Linux",
+        source="Apple's Core AI runtime, run on Linux",
         x=[300.0, -1.0, 255.9],
         gives=(255.0, 0.0, 255.0),
         torch_gives=(44.0, 255.0, 255.0),
@@ -164,7 +164,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "softplus",
         "softplus",
         core_ml="is log(1 + exp(x)) everywhere",
-        torch="is x itself above its threshold, here 0.5",
+        torch="is x itself above `threshold` (20 by default; our test uses 0.5)",
         source=MIL,
         x=[1.0],
         gives=(1.3132616,),

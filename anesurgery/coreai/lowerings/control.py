@@ -1,7 +1,7 @@
-"""Lower control flow, recurrent layers, states, and lists.
+"""Lower control flow, recurrent layers, states, and lists, which become tensors of their elements along axis 0.
 
-A list becomes a tensor with the elements along the first axis. A recurrent layer is the interpreter's formula,
-with its steps written out or, if they are many, as a loop.
+A recurrent layer is the interpreter's formula, with its steps written out or, if they are many, as a loop. Of a
+lowering's parameters, `op`, `writer` and `mode` are passed by name (`table`); the others are inputs of the op.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _yield(values: Sequence[Value], types: Sequence[Any]) -> None:
 
 
 def _as_values(results: Any, count: int) -> Values:
-    return [Value(results)] if count == 1 else [Value(node) for node in results]
+    return [Value(results)] if count == 1 else [Value(node) for node in results]  # a single one comes bare
 
 
 def loop(
@@ -84,12 +84,13 @@ def make_list(
 
 
 @lowers("list_scatter")
-def _with_elements(ls: Value, indices: Value, value: Value) -> Value:
+def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
+    """Write a list with other elements at some places."""
     return call("scatter_nd", ls, indices.cast("int32").expand([1]), value)
 
 
 TABLE |= {
-    "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
+    "list_write": lambda ls, index, value: list_scatter(ls, index.reshape([1]), value.expand([0])),
     "list_read": lambda ls, index: take(ls, index.cast("int32").as_scalar(), 0),
     "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
     "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
@@ -105,7 +106,7 @@ Step = Callable[[Value, Values], Values]
 
 def _all_steps(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     """Return (outputs of all steps, in order; last states)."""
-    if not 0 <= rows.shape[0] <= WRITTEN_OUT:
+    if not 0 <= rows.shape[0] <= WRITTEN_OUT:  # a dynamic length is -1
         return _loop(rows, states, step)
     outputs = []
     for row in rows.chunk(rows.shape[0]):
@@ -118,18 +119,16 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     """Write the steps as a loop that stores each output in a buffer."""
     length = rows.lengths().along(0, 0, 1)
     shape = concat([length, indices(states[0].fixed_lengths())], 0)
-    buffer = array(0, states[0].dtype).broadcast(
-        shape if rows.shape[0] < 0 else [rows.shape[0], *states[0].shape]
-    )
+    known = [rows.shape[0], *states[0].shape]  # gives the buffer a static type
+    buffer = array(0, states[0].dtype).broadcast(shape if rows.shape[0] < 0 else known)
 
     def advance(values: Values) -> Values:
         at, written, *inner = values
         inner = step(take(rows, at, 0), inner)
         return [at + 1, replace_slice(written, at, inner[0].expand([0])), *inner]
 
-    _, outputs, *last = loop(
-        [array(0, "int32"), buffer, *states], lambda v: length.squeeze([0]) > v[0], advance
-    )
+    initial = [array(0, "int32"), buffer, *states]
+    _, outputs, *last = loop(initial, lambda v: length.squeeze([0]) > v[0], advance)
     return outputs, last
 
 

@@ -152,9 +152,7 @@ def conv_transpose(
     """
     s, d = (steps(given, x.ndim - 2) for given in (strides, dilations))
     sizes, kernel = x.fixed_lengths()[2:], weight.fixed_lengths(2)
-    full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
-    same = [i * t for i, t in zip(sizes, s, strict=True)]
-    ends = cuts(pad_type, pad, full, output_shape and output_shape[2:], same)
+    full, ends = cuts(pad_type, pad, zip(sizes, kernel, s, d, strict=True), output_shape and output_shape[2:])
     none = _spatial([0] * len(s), 0)
     form = (_spatial(s), none, _spatial(d), none, unsigned(groups))
     y = _spatial_call("conv_transpose", x, _widened(weight), *form)
@@ -180,7 +178,7 @@ def _pooled(x: Value, w: Windows, name: str) -> Value:
 def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
     """Return where the windows lie; for dynamic lengths all padding counts as used."""
     if -1 not in x.shape[2:]:
-        return windows(x, kernel, strides, pad_type, pad, ceil_mode)  # type: ignore[arg-type] # reads its shape
+        return windows(x.shape[2:], kernel, strides, pad_type, pad, ceil_mode)
     if ceil_mode:
         raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
     s = steps(strides, x.ndim - 2)

@@ -504,7 +504,9 @@ def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
 def windows_of(image: Image, how: dict[str, Any], ceil_mode: Any) -> Windows:
     """Return the windows of a pool from its other parameters."""
     strides, pad_type, pad = (how.get(name) for name in ("strides", "pad_type", "pad"))
-    return windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
+    return windows(
+        image.lanes[0].shape[2:], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode)
+    )
 
 
 def _window_sums(image: Image, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:

@@ -117,19 +117,13 @@ _GELU, _ELU = _steady(F.gelu), _steady(F.elu)
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function with the parameters x and y."""
-    return _with_plain(lambda x, y: function(x, y), function)
+    """Return a function with the parameters x and y, as the op has them; torch's have other names."""
+    return lambda x, y: function(x, y)
 
 
 def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function with the parameter x."""
-    return _with_plain(lambda x: function(x), function)
-
-
-def _with_plain(implementation: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return an implementation with its torch function as `plain`, which `steps` may call directly."""
-    implementation.plain = plain  # type: ignore[attr-defined]
-    return implementation
+    """Return a function with the parameter x, likewise."""
+    return lambda x: function(x)
 
 
 PARAMETRIC: dict[str, Callable[..., Any]] = {
@@ -153,14 +147,17 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 """Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""
 
 
-TABLE.update({name: Implementation(_binary(f), moves=False) for name, f in BINARY.items()})
-TABLE.update({name: Implementation(_unary(f), moves=False) for name, f in UNARY.items()})
+TABLE.update({name: Implementation(_binary(f), moves=False, plain=f) for name, f in BINARY.items()})
+TABLE.update({name: Implementation(_unary(f), moves=False, plain=f) for name, f in UNARY.items()})
 enter_all(PARAMETRIC)
 
 
 @impl("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Return x in another dtype; floats become integers by `to_int32` and saturate, wider integers wrap."""
+    """Return x as integers (from floats by `to_int32`, saturated; wider ones wrap), booleans or floats.
+
+    Floats are not rounded here, to fp16 neither: the arithmetic rounds each result.
+    """
     if dtype == "bool":
         return x != 0
     if not dtype.startswith(("int", "uint")):
@@ -207,10 +204,10 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     wide = weight.new_empty((min(rows, whole), weight.shape[1]), dtype=x.dtype)  # new memory for each is slow
     parts = []
     for start in range(0, whole, rows):
-        first = max(0, min(start, whole - rows))  # parts of one size are computed in one order
-        part = slice(first, first + rows)
+        first = max(0, min(start, whole - rows))  # all parts have one size, so that BLAS sums in one order
+        part, overlap = slice(first, first + rows), start - first  # the last one overlaps the one before
         product = F.linear(x, wide.copy_(weight[part]), None if add is None else add[part])
-        parts.append(product[..., start - first :])
+        parts.append(product[..., overlap:])
     return torch.cat(parts, -1)
 
 
@@ -254,13 +251,13 @@ def _picked_rows(x: Tensor, y: Tensor) -> Tensor | None:
     has_nonzero = (blocks.amin(-1) != 0) | (blocks.amax(-1) != 0)
     if int(has_nonzero.sum(-1).max()) > 1:
         return None
-    number = has_nonzero.to(torch.uint8).argmax(-1)
-    block = torch.take_along_dim(blocks, number[..., None, None], -2).squeeze(-2)
+    block_index = has_nonzero.to(torch.uint8).argmax(-1)
+    block = torch.take_along_dim(blocks, block_index[..., None, None], -2).squeeze(-2)
     if int(torch.count_nonzero(block, dim=-1).max()) > 1 or not bool(torch.isfinite(y.sum())):
         return None
-    place = block.abs().argmax(-1)
-    rows = y[number * width + place]
-    return torch.take_along_dim(block, place[..., None], -1) * rows + 0.0  # -0.0 + 0.0 is 0.0
+    column = block.abs().argmax(-1)
+    rows = y[block_index * width + column]
+    return torch.take_along_dim(block, column[..., None], -1) * rows + 0.0  # -0.0 + 0.0 is 0.0
 
 
 @impl("einsum")
@@ -281,9 +278,8 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     """Return the mean; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point():
         return torch.mean(x.float() if x.dtype == torch.float16 else x, dim=axes, keepdim=keep)
-    count = math.prod(x.shape[axis] for axis in axes) or 1
-    total = torch.sum(x.long(), dim=axes, keepdim=keep)
-    return torch.div(total, count, rounding_mode="trunc").to(torch.int32)
+    count = torch.tensor(math.prod(x.shape[axis] for axis in axes))
+    return quotient(torch.sum(x.long(), dim=axes, keepdim=keep), count)
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -331,14 +327,12 @@ def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = Fa
     return total.flip(axis) if reverse else total
 
 
+# whoever runs the op casts the result to `output_dtype`
 PLACES: dict[str, Callable[..., Any]] = {
     "reduce_argmax": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmax(x, axis, keep_dims),
     "reduce_argmin": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmin(x, axis, keep_dims),
 }
-"""Op type -> function of its parameters; of equal numbers the place of the first.
-
-Whoever runs the op casts the result to `output_dtype`.
-"""
+"""Op type -> function of its parameters; of equal numbers the place of the first."""
 enter_all(PLACES)
 
 

@@ -7,6 +7,7 @@ With `ceil_mode` the last window of a pool may reach beyond the padding: what li
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,32 +26,32 @@ CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transp
 def padding(
     pad_type: str,
     pad: Any,
-    sizes: list[int],
-    kernel: list[int],
-    strides: list[int],
-    dilations: list[int] | None = None,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int] | None = None,
 ) -> list[tuple[int, int]]:
     """Return the padding (begin, end) of each spatial axis for any `pad_type`."""
+    if (stated := _stated_padding(pad_type, pad, len(sizes))) is not None:
+        return stated
+    axes = zip(sizes, kernel, strides, dilations or [1] * len(sizes), strict=True)
+    totals = [max((math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in axes]
+    return [_halves(total, pad_type) for total in totals]
+
+
+def _stated_padding(pad_type: str, pad: Any, axes: int) -> list[tuple[int, int]] | None:
+    """Return the padding of each axis by "valid" or "custom"; None for those by which it depends on sizes."""
     name = str(pad_type).lower()
-    if name == "custom":
-        amounts = ints(pad) if pad is not None else [0] * (2 * len(sizes))
-        return list(zip(amounts[::2], amounts[1::2], strict=True))
-    if name == "valid":
-        return [(0, 0)] * len(sizes)
-    pairs = []
-    spread = dilations or [1] * len(sizes)
-    for size, k, s, d in zip(sizes, kernel, strides, spread, strict=True):
-        total = max((math.ceil(size / s) - 1) * s + (k - 1) * d + 1 - size, 0)
-        pairs.append(_halves(total, name))
-    return pairs
+    amounts = ints(pad) if name == "custom" and pad is not None else [0] * (2 * axes)
+    return list(zip(amounts[::2], amounts[1::2], strict=True)) if name in ("custom", "valid") else None
 
 
 def _halves(total: int, pad_type: str) -> tuple[int, int]:
     """Divide a padding among both ends; an odd one is larger at the end, with "same_lower" at the begin."""
-    if pad_type not in ("same", "same_lower"):
-        raise Unsupported(f"pad_type {pad_type!r} is not known")
-    small, large = total // 2, total - total // 2
-    return (small, large) if pad_type == "same" else (large, small)
+    name, small, large = str(pad_type).lower(), total // 2, total - total // 2
+    if name not in ("same", "same_lower"):
+        raise Unsupported(f"pad_type {name!r} is not known")
+    return (small, large) if name == "same" else (large, small)
 
 
 def pad_axes(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tensor:
@@ -82,7 +83,7 @@ def conv(
     """
     n = x.ndim - 2
     s, d = steps(strides, n), steps(dilations, n)
-    pads = padding(pad_type, pad, list(x.shape[2:]), list(weight.shape[2:]), s, d)
+    pads = padding(pad_type, pad, x.shape[2:], weight.shape[2:], s, d)
     both = [min(pair) for pair in pads]
     x = pad_axes(x, [(b - m, e - m) for (b, e), m in zip(pads, both, strict=True)])
     return CONV[n](x, weight, bias, s, both, d, int(groups))
@@ -125,11 +126,10 @@ def conv_transpose(
     """
     n = x.ndim - 2
     s, d = steps(strides, n), steps(dilations, n)
-    sizes, kernel = list(x.shape[2:]), list(weight.shape[2:])
-    full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
     wanted = None if output_shape is None else ints(output_shape)[2:]
-    ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
-    # torch cuts `begin` from both ends and gives back `more` (less than a step) at the end.
+    full, ends = cuts(pad_type, pad, zip(x.shape[2:], weight.shape[2:], s, d, strict=True), wanted)
+    # torch cuts `begin` from both ends and gives back `more` at the end, which must be less than a step or a
+    # dilation: zeros behind x, each good for a step, give the rest
     more = [max(begin - end, 0) for begin, end in ends]
     zeros = [-(-max(m - max(t, e) + 1, 0) // t) for m, t, e in zip(more, s, d, strict=True)]
     x = pad_axes(x, [(0, z) for z in zeros])
@@ -142,31 +142,28 @@ def conv_transpose(
 
 def transposed_cuts(op: Operation) -> list[tuple[int, int]]:
     """Return what a transposed convolution of static shape cuts from both ends of each axis."""
-    n = len(op.x.shape) - 2
-    strides, dilations, pad = (constant(op.inputs.get(name)) for name in ("strides", "dilations", "pad"))
-    strides, dilations = (ints(one) if one is not None else [1] * n for one in (strides, dilations))
-    sizes, kernel = op.x.shape[2:], op.weight.shape[2:]
-    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
-    kind = str(constant(op.inputs.get("pad_type")) or "valid")
-    same = [i * s for i, s in zip(sizes, strides, strict=True)]
-    return cuts(kind, pad, full, [int(d) for d in op.outputs[0].shape[2:]], same)
+    form = {name: constant(op.inputs.get(name)) for name in ("strides", "dilations", "pad", "pad_type")}
+    s, d = (steps(form[name], len(op.x.shape) - 2) for name in ("strides", "dilations"))
+    axes = zip(op.x.shape[2:], op.weight.shape[2:], s, d, strict=True)
+    return cuts(form["pad_type"] or "valid", form["pad"], axes, op.outputs[0].shape[2:])[1]
 
 
 def cuts(
-    pad_type: str, pad: Any, full: list[int], wanted: list[int] | None, same: list[int]
-) -> list[tuple[int, int]]:
-    """Return what to cut from both ends of the full result on each axis; negative: zeros to add."""
-    name = str(pad_type).lower()
-    if name in ("custom", "valid"):
-        asked = padding(name, pad, full, full, full)
-        if wanted is None:
-            return asked
-        return [(b, f - w - b) for (b, _), f, w in zip(asked, full, wanted, strict=True)]
-    ends = []
-    for length, size in zip(full, same if wanted is None else wanted, strict=True):
-        begin = _halves(max(length - size, 0), name)[0]
-        ends.append((begin, length - size - begin))
-    return ends
+    pad_type: str, pad: Any, axes: Iterable[tuple[int, int, int, int]], wanted: Sequence[int] | None
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the full lengths of a transposed convolution, and what to cut from both ends (negative: to add).
+
+    `axes` are (size, kernel, stride, dilation) of each, `wanted` the lengths that an `output_shape` asks for.
+    """
+    axes = list(axes)
+    full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]
+    if (stated := _stated_padding(pad_type, pad, len(full))) is None:
+        surplus = [f - w for f, w in zip(full, wanted or [n * s for n, _, s, _ in axes], strict=True)]
+        begins = [_halves(max(n, 0), pad_type)[0] for n in surplus]
+        return full, [(b, n - b) for b, n in zip(begins, surplus, strict=True)]
+    if wanted is None:
+        return full, stated
+    return full, [(b, f - w - b) for (b, _), f, w in zip(stated, full, wanted, strict=True)]
 
 
 AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -185,7 +182,7 @@ class Windows:
     """The padding with which the windows just fit; negative where the end is not read."""
 
     @property
-    def inside(self) -> list[int] | None:
+    def torch_padding(self) -> list[int] | None:
         """The padding as torch's pooling takes it, equal at both ends and at most half a window; else None."""
         pads = [begin for begin, _ in self.asked]
         fits = all(b == e and 2 * b <= k for (b, e), k in zip(self.asked, self.kernel, strict=True))
@@ -193,10 +190,11 @@ class Windows:
         return pads if fits and not reaches else None
 
 
-def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
-    """Return the windows of a pooling of `x`."""
-    k, sizes = ints(kernel), list(x.shape[2:])
-    s = ints(strides) if strides is not None else [1] * len(k)
+def windows(
+    sizes: Sequence[int], kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool
+) -> Windows:
+    """Return the windows of a pooling over spatial axes of some sizes."""
+    k, s = ints(kernel), steps(strides, len(sizes))
     asked = padding(pad_type, pad, sizes, k, s)
     used = []
     for size, width, step, (begin, end) in zip(sizes, k, s, asked, strict=True):
@@ -205,7 +203,7 @@ def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_
     return Windows(k, s, asked, used)
 
 
-def counted(w: Windows, sizes: list[int], exclude: bool) -> Tensor:
+def counted(w: Windows, sizes: Sequence[int], exclude: bool) -> Tensor:
     """Return how many elements of each window count, [1, 1, spatial...]: all, or those that are no padding."""
     ones = torch.ones((1, 1, *sizes), dtype=torch.float64)
     inside = AVERAGE[len(w.kernel)](pad_axes(ones, w.used, 0.0 if exclude else 1.0), w.kernel, w.strides)
@@ -230,9 +228,9 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maximum of each window of [batch, channels, spatial...]; padding never wins."""
-    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
-    if (inside := w.inside) is not None:
-        return MAXIMUM[len(inside)](x, w.kernel, w.strides, inside)
+    w = windows(x.shape[2:], kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    if (pads := w.torch_padding) is not None:
+        return MAXIMUM[len(pads)](x, w.kernel, w.strides, pads)
     return MAXIMUM[len(w.kernel)](pad_axes(x, w.used, -math.inf), w.kernel, w.strides)
 
 
@@ -247,14 +245,12 @@ def avg_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the mean of each window of [batch, channels, spatial...]; the padding counts or not."""
-    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    w = windows(x.shape[2:], kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     exclude, average = bool(exclude_padding_from_average), AVERAGE[len(w.kernel)]
-    if (inside := w.inside) is not None:
-        return average(x, w.kernel, w.strides, inside, False, not exclude)
+    if (pads := w.torch_padding) is not None:
+        return average(x, w.kernel, w.strides, pads, False, not exclude)
     means = average(pad_axes(x, w.used), w.kernel, w.strides)
-    return (
-        means * (math.prod(w.kernel) / counted(w, list(x.shape[2:]), exclude)).to(means) if exclude else means
-    )
+    return means * (math.prod(w.kernel) / counted(w, x.shape[2:], exclude)).to(means) if exclude else means
 
 
 @impl("l2_pool")
@@ -267,6 +263,6 @@ def l2_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """Return the root of the sum of squares in each window of [batch, channels, spatial...]."""
-    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    w = windows(x.shape[2:], kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     squares = AVERAGE[len(w.kernel)](pad_axes(x * x, w.used), w.kernel, w.strides)
     return torch.sqrt(squares * math.prod(w.kernel))

@@ -1,8 +1,9 @@
 """Layers over the spatial axes of images, the last two: move, cut, pad, resize, and choose among boxes.
 
+`ctx.images` gives the images, and `back`, which restores the leading axes of a result.
+
 MIL's non-maximum suppression of iOS 17 has no score threshold and gives no count. Boxes come out of it best
-first, and a box suppresses worse ones only; so what the threshold rejects is the end of its list, and is cut
-off there.
+first and suppress worse ones only; so what the threshold rejects is the end of its list, and is cut off there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb, types
 from anesurgery.neuralnetwork.context import Context, layer, layer_nd
-from anesurgery.neuralnetwork.layers import window_layers as padding
+from anesurgery.neuralnetwork.layers import window_layers
 from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, known, lengths, of_rank, scalar
 from anesurgery.neuralnetwork.spec import DAMAGED
 
@@ -22,8 +23,8 @@ ONE = np.ones(1, np.int32)
 PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
 UPSAMPLE = ((False, False), (True, False), (False, True))
 """(align_corners, half_pixel_centers) by `linearUpsampleMode`."""
-TO_DEPTH = 0
-"""The `mode` in which pixels become channels."""
+NEAREST, TO_DEPTH = 0, 0
+"""The `mode` of an `upsample` that repeats pixels, and of `reorganizeData` that makes channels of pixels."""
 SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
 """MIL's sampling mode by `samplingMethod`."""
 BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST")
@@ -33,9 +34,9 @@ BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRS
 @layer("padding")
 def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width with a border of a constant, of reflected or of repeated values."""
-    padding.needs_type(ctx, params)
+    window_layers.needs_type(ctx, params)
     kind = params.WhichOneof("PaddingType")
-    amounts = padding.borders(ctx, params.paddingAmounts)
+    amounts = window_layers.borders(ctx, params.paddingAmounts)
     if kind == "reflection":
         least = {-2: max(amounts[:2]) + 1, -1: max(amounts[2:]) + 1}
         _check_least(ctx, inputs[0], least, "reflects")
@@ -49,11 +50,11 @@ def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     x = inputs[0]
     ctx.needs_rank(x, 2)
     if len(inputs) == 1:
-        top, bottom, left, right = padding.borders(ctx, params.cropAmounts)
+        top, bottom, left, right = window_layers.borders(ctx, params.cropAmounts)
         _check_least(ctx, x, {-2: top + bottom + 1, -1: left + right + 1}, "crops")
         return window(x, {-2: (top, -bottom or None), -1: (left, -right or None)})
     high, wide = ctx.shape(inputs[1], [-2, -1])
-    top, left = padding.pairs(params.offset, 0)
+    top, left = window_layers.pairs(params.offset, 0)
     _check_least(ctx, x, {-2: top + high, -1: left + wide}, "crops")
     return window(x, {-2: (top, top + high), -1: (left, left + wide)})
 
@@ -82,17 +83,16 @@ def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Build a part of the channels, rows or columns."""
     axis = params.axis - 3
     ctx.needs_rank(inputs[0], -axis)
-    ends = (int(params.startIndex), int(params.endIndex))
+    first, last = int(params.startIndex), int(params.endIndex)
     size, stride = inputs[0].shape[axis], int(params.stride)
     if stride < 1:
         raise ctx.error(f"has a stride of {stride}, expected at least 1; {DAMAGED}")
-    if not is_symbolic(size) and not range(*slice(*ends).indices(size)):
-        first, last = ends
+    if not is_symbolic(size) and not range(*slice(first, last).indices(size)):
         raise ctx.error(
             f"takes [{first}:{last}] of axis {axis}, whose size is {size}: expected a part that is not empty; "
             f"{DAMAGED}"
         )
-    return window(inputs[0], {axis: ends}, stride)
+    return window(inputs[0], {axis: (first, last)}, stride)
 
 
 @layer("upsample")
@@ -106,7 +106,7 @@ def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         stated = ", ".join(map(str, factors))
         raise ctx.error(f"has the factors {stated}, expected 2 numbers above 0; {DAMAGED}")
     form = {"scale_factor_height": factors[0], "scale_factor_width": factors[1]}
-    if params.mode == 0:
+    if params.mode == NEAREST:
         return back(mb.upsample_nearest_neighbor(x=x, **form))
     align, half = UPSAMPLE[params.linearUpsampleMode]
     return back(mb.upsample_bilinear(x=x, align_corners=align, half_pixel_centers=half, **form))
@@ -116,7 +116,7 @@ def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def resize_bilinear(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width in a given size, by interpolating."""
     x, back = ctx.images(inputs[0])
-    high, wide = padding.positive(ctx, params, "targetSize", 1)
+    high, wide = window_layers.positive(ctx, params, "targetSize", 1)
     mode = SAMPLING[params.mode.samplingMethod]
     return back(mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode))
 
@@ -132,7 +132,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     rois = ctx.five(inputs[1])
     count, numbers = ctx.shape(rois, [0, 2])
     boxes = mb.reshape(x=rois, shape=[count, numbers])
-    height, width = padding.positive(ctx, params, "targetSize", 1)
+    height, width = window_layers.positive(ctx, params, "targetSize", 1)
     form = {
         "target_height": height,
         "target_width": width,
@@ -199,9 +199,9 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
     )
     kept, kept_scores = _swapped(kept), _swapped(kept_scores)
     best = mb.reduce_max(x=kept_scores, axes=[-1], keep_dims=False)
-    first = np.arange(int(most)).reshape(1, -1) == 0
-    good = mb.logical_or(x=mb.greater_equal(x=best, y=least), y=first)
-    valid = mb.logical_and(x=good, y=mb.greater_equal(x=indices, y=np.int32(0)))
+    is_first = np.arange(int(most)).reshape(1, -1) == 0
+    reaches = mb.logical_or(x=mb.greater_equal(x=best, y=least), y=is_first)
+    valid = mb.logical_and(x=reaches, y=mb.greater_equal(x=indices, y=np.int32(0)))
     count = mb.reduce_sum(x=mb.cast(x=valid, dtype="int32"), axes=[-1], keep_dims=False)
     outputs = [_only(valid, kept, 0), _only(valid, kept_scores, 0), _only(valid, indices, -1), count]
     return outputs[: len(ctx.layer.output)]

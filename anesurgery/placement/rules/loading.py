@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 import numpy as np
 
@@ -406,6 +407,28 @@ def _long_sounds(ops: list[Operation]) -> str:
     return _counted(long, "convolution* over a long sound")
 
 
+STRIDED_LENGTH, VOLUME = 18_001, 128**3
+"""The reported length of a strided convolution, and the places of a volume; smaller ones were not reported."""
+
+
+def _strided_lengths(ops: list[Operation]) -> str:
+    """Find convolutions of fp16 with a stride along an axis of many elements."""
+    strided = (
+        op
+        for op in ops
+        if op.op_type == "conv" and dtype_name(op.x) == "fp16" and max(constant(op.strides), default=1) > 1
+    )
+    long = (op for op in strided if max((static_shape(op.x) or ())[2:], default=0) >= STRIDED_LENGTH)
+    return _counted(long, "convolution* with a stride over a long axis")
+
+
+def _volumes(ops: list[Operation]) -> str:
+    """Find convolutions over large volumes."""
+    shapes = ((op, static_shape(op.outputs[0]) or ()) for op in ops if op.op_type == "conv")
+    large = (op for op, shape in shapes if len(shape) == 5 and prod(shape[2:]) >= VOLUME)
+    return _counted(large, "convolution* over a large volume")
+
+
 REPORTS = (
     LoadReport(
         "refused-edge-pad",
@@ -481,6 +504,29 @@ REPORTS = (
         form=_nearest_beside_pool,
         advice="load it with CPU_AND_GPU",
         systems=(("macOS", 15),),
+    ),
+    LoadReport(
+        "hang-strided-length",
+        "a convolution with a stride of 6 over 18,001 elements hung at load: the engine's compiler did not "
+        "end. In fp32, or with CPU_AND_GPU, it loaded",
+        source="apple/coremltools: issue 2660",
+        seen="a Mac that is not named, ALL, fp16",
+        units=ENGINE,
+        form=_strided_lengths,
+        advice="load it with CPU_AND_GPU, keep this convolution in fp32, or convolve shorter pieces",
+    ),
+    LoadReport(
+        "crash-large-volume",
+        "a 3D U-Net over 128x128x128 voxels crashed on the CPU (EXC_BAD_ACCESS in conv3d of Espresso); over "
+        "64x64x64 it ran",
+        source="apple/coremltools: issue 2000",
+        seen="macOS 13, coremltools 7.0; the chip is not named",
+        units=ALL,
+        form=_volumes,
+        advice="run smaller volumes, or convolve in two dimensions",
+        systems=(("macOS", 13),),
+        remedy="split_conv3d",
+        outcome=Outcome.ABORTED,
     ),
     LoadReport(
         "refused-long-sound",

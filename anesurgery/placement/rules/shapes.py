@@ -9,7 +9,7 @@ names a published measurement that the function resembles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from anesurgery.display import byte_words
@@ -31,7 +31,15 @@ from anesurgery.ops import CONTRACTIONS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import channels, is_tensor, shape_in_words, shape_of, size_of, weight
+from anesurgery.semantics.reading import (
+    channels,
+    is_tensor,
+    readers_after,
+    shape_in_words,
+    shape_of,
+    size_of,
+    weight,
+)
 from anesurgery.semantics.rows import runtime
 
 _slow = partial(general, kind="speed")
@@ -317,6 +325,14 @@ DOUBLES = _port(
     advice="declare fp16 inputs and outputs (iOS 16, macOS 13), in buffers of IOSurface: 110 to 73 ms for "
     "GPT-2 large",
 )
+PIXELS = _port(
+    "image-unscaled",
+    "an image gives pixels from 0 to 255 unless ct.ImageType has a scale and a bias. Converted so, a generator "
+    "of textures gave wrong images, as its module was trained on scaled ones",
+    "coremltools: ImageType; apple/coremltools: issue 2438",
+    grade=Grade.DOCUMENTED,
+    advice="if the module was trained on 0 to 1, convert with ct.ImageType(scale=1/255)",
+)
 WIDTHS = _port(
     "io-width",
     f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro). An "
@@ -362,7 +378,12 @@ STATE_RANK = _port(
 
 
 def of_model(
-    function: Function, target: Target, shapes: Flexible | None = None, *, advice: bool = True
+    function: Function,
+    target: Target,
+    shapes: Flexible | None = None,
+    *,
+    advice: bool = True,
+    images: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Return the findings about the interface of a function, and about its layout as a whole.
 
@@ -371,8 +392,9 @@ def of_model(
         target: chips and OS; findings about others are left out.
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
         advice: is the layout looked at?
+        images: the names of inputs that are images.
     """
-    messages = [*_interface(function), *_states(function, target)]
+    messages = [*_images(function, images), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     lengths = of_lengths(function, shapes, target)
     return (*lengths, *kept, *(_layout_advice(function, target) if advice else ()))
@@ -424,6 +446,17 @@ def _interface(function: Function) -> Messages:
     ]
     if odd:
         yield WIDTHS, f"no multiple of 32 on the last axis: {_list(odd)}"
+
+
+def _images(function: Function, images: Collection[str]) -> Messages:
+    """Find images whose pixels a product reads as they are."""
+    for name in [n for n in function.inputs if n in images]:
+        readers = list(readers_after(function.inputs[name]))
+        if readers and all(op.op_type in CONTRACTIONS for op in readers):
+            yield (
+                PIXELS,
+                f"image %{name}: {readers[0].op_type} reads pixels from 0 to 255, without scale or bias",
+            )
 
 
 def _list(names: list[str]) -> str:

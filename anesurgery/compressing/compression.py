@@ -53,8 +53,8 @@ from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound
+from anesurgery.loading import load_sequence
 from anesurgery.mil import Program, exclusive, function_of
-from anesurgery.network_editing.upgrade import upgrade
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.rules.loading import newest_for, of_version, refusal
@@ -398,11 +398,11 @@ def _form_names(forms: str | Sequence[str] | None, activations: str | None) -> t
 
 
 def _read(model: Any) -> Any:
-    """Read a model to compress; the networks of a pipeline become ML Programs."""
+    """Read a model to compress; the networks of a pipeline become ML Programs, as a network does."""
     try:
         return read_subject(model)
     except IsPipeline:
-        return read_subject(upgrade(model))
+        return ProgramSequence(load_sequence(getattr(model, "package_path", model)))
 
 
 def _how(

@@ -115,10 +115,10 @@ COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gathered": lambda x: torch.gather(pairs(x), 0, torch.tensor([[1, 0]])),
     "rolled": lambda x: pairs(x).roll(1, 1) + pairs(x).flip(0),
     "repeated_in_turn": lambda x: pairs(x).repeat_interleave(2, 1),
-    "split": lambda x: torch.cat(pairs(x).split([1, 1])[::-1]),
+    "split": lambda x: torch.cat(torch.split_with_sizes(pairs(x), [1, 1])[::-1]),
     "cut": lambda x: torch.multiply(*pairs(x).chunk(2, 1)),
     "unbound": lambda x: torch.stack(pairs(x).unbind(1)[::-1]),
-    "unflattened": lambda x: torch.broadcast_to(pairs(x).unflatten(1, (2, 1)), (3, 2, 2, 1)),
+    "unflattened": lambda x: torch.broadcast_to(torch.unflatten(pairs(x), 1, (2, 1)), (3, 2, 2, 1)),
     "turned": lambda x: pairs(x).T + pairs(x).mT.triu() + torch.zeros_like(pairs(x)),
     "summed_up": lambda x: pairs(x).cumsum(0),
 }

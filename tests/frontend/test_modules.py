@@ -164,12 +164,12 @@ def test_a_second_argument_that_is_no_chip_is_explained() -> None:
     with pytest.raises(UnknownName, match=r"unknown chip or device 'x'; .* lists what target takes"):
         ane.inspect(Scores(), "x", inputs=IMAGE)
     with pytest.raises(TypeError, match=r"inspect\(\) takes from 1 to 2 positional arguments but 3"):
-        ane.inspect(Scores(), "M1", IMAGE)  # type: ignore[misc]
+        ane.inspect(Scores(), "M1", IMAGE)  # type: ignore[call-arg]
 
 
 def test_a_target_after_the_inputs_counts() -> None:
     """The wrong version: "On any chip", as if there were none."""
-    assert str(ane.inspect(Scores(), IMAGE, "M1")).startswith("On M1")  # type: ignore[misc]
+    assert str(ane.inspect(Scores(), IMAGE, "M1")).startswith("On M1")  # type: ignore[arg-type,call-arg]
 
 
 @pytest.mark.parametrize(

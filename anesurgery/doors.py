@@ -181,8 +181,12 @@ def _converted(
     if (convert := converter_of(model)) is None:
         return positional, named
     if list(signature.parameters)[1] == "target" and positional[1:] and not isinstance(positional[1], str):
-        positional, named = positional[:1], {"inputs": positional[1], **named}  # inspect(module, inputs)
-    arguments = signature.bind(*positional, **named).arguments
+        inputs = positional[1]  # inspect(module, inputs), or inspect(module, inputs, target)
+        positional, named = (model, *positional[2:]), {"inputs": inputs, **named}
+    try:
+        arguments = signature.bind(*positional, **named).arguments
+    except TypeError:  # as in `_check`
+        return positional, named
     made, arguments["inputs"] = convert(model, arguments.get("inputs"), arguments.get("target"))
     return (), arguments | {"model": made}
 

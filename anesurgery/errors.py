@@ -97,13 +97,13 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
         kind: what is unknown, in words.
         name: as it was given.
         names: the known ones.
-        listing: the command that lists them, named where many are known and none is near.
+        listing: which command lists them, in words, for when many are known and none is near.
     """
 
     def __init__(self, kind: str, name: str, names: Iterable[str], listing: str = "") -> None:
         names = list(names)
         long = listing and len(names) > LISTED and not _near(name, names)
-        known = f"`{listing}` lists them" if long else near_matches(name, names)
+        known = listing if long else near_matches(name, names)
         super().__init__(f"unknown {kind} {name!r}; {known}")
         self.kind, self.name, self.near = kind, name, tuple(_near(name, names))
 

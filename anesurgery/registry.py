@@ -194,7 +194,8 @@ def file_of(name: str) -> Path:
     """
     path = _pass_files().get(name) or _recipe_files().get(name)
     if path is None:
-        raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()], "anesurgery list")
+        known = [*pass_names(), *recipe_names()]
+        raise UnknownName("pass or recipe", name, known, "`anesurgery list` lists them")
     return path
 
 
@@ -208,7 +209,7 @@ def pass_class(name: str) -> type[Any]:
     if name in _OWN:
         return _OWN[name]
     if name not in _pass_files():
-        raise UnknownName("pass", name, pass_names(), "anesurgery list")
+        raise UnknownName("pass", name, pass_names(), "`anesurgery list` lists them")
     layers = _layer_classes()
     module = f"layers.{layers[name][0].stem}" if name in layers else name
     made = getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name), None)
@@ -252,7 +253,7 @@ def recipe_module(name: str) -> ModuleType:
         UnknownName: no such recipe; near matches are listed.
     """
     if name not in _recipe_files():
-        raise UnknownName("recipe", name, recipe_names(), "anesurgery list")
+        raise UnknownName("recipe", name, recipe_names(), "`anesurgery list` lists them")
     return importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
 
 

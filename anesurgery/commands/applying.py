@@ -225,7 +225,7 @@ def chosen_steps(names: str, options: list[str]) -> Any:
         if name.endswith(SUFFIXES):
             raise SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
         if name not in known:
-            raise UnknownName("pass or recipe", name, known, "anesurgery list")
+            raise UnknownName("pass or recipe", name, known, "`anesurgery list` lists them")
     from anesurgery.surgery import Recipe, steps_of
 
     ours = Recipe("the command line", tuple(steps_of(listed)))

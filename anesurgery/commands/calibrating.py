@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command, first_of, picture, to_certify
+from anesurgery.commands.next_steps import beside, command, first_of, picture, to_certify
 from anesurgery.commands.options import (
     Html,
     Inputs,
@@ -163,7 +163,8 @@ def sensitivity(
             with waiting("compressing with coremltools", call.silent):
                 compressed, place = proposal.apply(model), out.expanduser().absolute()
                 write_atomically(place, lambda path: compressed.save(str(path)), overwrite)
-    then = command("compress", model, "--bits", 4) if model and costs.total else ""
+    smaller = beside(model, ".mlpackage", "int4") if model and costs.total else ""
+    then = command("compress", model, smaller, "--bits", 4) if smaller else ""
     return Outcome(plain, shown=shown, wrote=[save, out], then=then if out is None else command("see", out))
 
 

@@ -43,7 +43,7 @@ from anesurgery.compressing.storing import Smaller, engine_share
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
 from anesurgery.display import Drawn, drawn, read_size
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
+from anesurgery.errors import IsPipeline, SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
@@ -53,6 +53,7 @@ from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound
+from anesurgery.loading import load_sequence
 from anesurgery.mil import Program, exclusive, function_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
@@ -298,7 +299,7 @@ def compress(
     _check_activations(bits, mixed, activations, most)
     names = _form_names(forms, activations)
     device, samples = Target.parse(target), read_samples(inputs)
-    given = read_subject(model)
+    given = _read(model)
     name = _find_function(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
     folder = None if work is None else Path(work).expanduser().absolute()
@@ -394,6 +395,14 @@ def _form_names(forms: str | Sequence[str] | None, activations: str | None) -> t
     if names and activations is not None:
         raise SurgeryError("activations are quantized beside int8 weights, so forms=... is for weights alone")
     return names
+
+
+def _read(model: Any) -> Any:
+    """Read a model to compress; the networks of a pipeline become ML Programs, as a network does."""
+    try:
+        return read_subject(model)
+    except IsPipeline:
+        return ProgramSequence(load_sequence(getattr(model, "package_path", model)))
 
 
 def _how(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from anesurgery.coreai.lifts.table import (
     image_size,
     mil_type,
 )
-from anesurgery.coreai.table import OWN
+from anesurgery.coreai.table import CLASSES, LABEL, OWN
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import new_spec
@@ -73,6 +73,7 @@ from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 
 with quiet_host():
+    from coremltools.converters.mil.mil import mil_list
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 OPSET = ct.target.iOS18
@@ -133,10 +134,14 @@ CUSTOM, FEATURE, VERSION = "creatorDefinedMetadata", "feature.", "version"
 inputs and the version."""
 
 
-def _spec_with_metadata(program: Program, metadata: Mapping[str, Any]) -> Any:
-    """Return a specification with the folder's metadata; None where it has none."""
-    custom = {k: str(v) for k, v in dict(metadata.get(CUSTOM) or {}).items()}
-    if not custom and not any(metadata.get(key) for key in METADATA_FIELDS):
+def _spec_with_metadata(program: Program, metadata: Mapping[str, Any], classifiers: Collection[str]) -> Any:
+    """Return a specification with the folder's metadata, without the labels that the program holds again.
+
+    None where the folder has no metadata.
+    """
+    done = {prefix + name for name in classifiers for prefix in (CLASSES, LABEL)}
+    custom = {k: str(v) for k, v in dict(metadata.get(CUSTOM) or {}).items() if k not in done}
+    if not custom and not done and not any(metadata.get(key) for key in METADATA_FIELDS):
         return None
     spec = new_spec(program, version_of(program))
     core_ml, features = spec.description.metadata, [*spec.description.input, *spec.description.output]
@@ -151,7 +156,11 @@ def _spec_with_metadata(program: Program, metadata: Mapping[str, Any]) -> Any:
 
 
 class Reader:
-    """Builds the ML Program of a model for an opset; `longest` is the largest size of dynamic axes."""
+    """Builds the ML Program of a model for an opset.
+
+    `longest` is the largest size of dynamic axes. With `labels`, a classifier gets the label again that
+    `to_coreai` left out.
+    """
 
     def __init__(
         self,
@@ -160,6 +169,8 @@ class Reader:
         arrays: Mapping[str, Array],
         opset: Any,
         longest: int = NO_END,
+        *,
+        labels: bool = False,
     ) -> None:
         self.asset, self.arrays, self.opset, self.longest = asset, arrays, opset, longest
         self.graphs = {graph["name"]: graph for graph in graphs}
@@ -167,6 +178,11 @@ class Reader:
         noted = dict(asset.metadata.get(CUSTOM) or {})
         self.images = {k.removeprefix(PREFIX): v for k, v in noted.items() if k.startswith(PREFIX)}
         """Input or output that is an image -> its colour space."""
+        kept = noted if labels else {}
+        self.classes = {k.removeprefix(CLASSES): v for k, v in kept.items() if k.startswith(CLASSES)}
+        """Output with probabilities -> the labels, where they become a classifier again."""
+        self.decisions = {k.removeprefix(LABEL): v for k, v in kept.items() if k.startswith(LABEL)}
+        """Output with probabilities -> the output that holds the label."""
 
     def program(self) -> Loaded:
         """Return the ML Program; a LoadError names the op that the opset lacks."""
@@ -182,7 +198,7 @@ class Reader:
                 PASS_REGISTRY[f"common::{name}"](program)
         for function in program.functions.values():
             _set_io_types(function, self.longest, self.images)
-        spec = _spec_with_metadata(program, self.asset.metadata)
+        spec = _spec_with_metadata(program, self.asset.metadata, self.classes)
         return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(self.notes))
 
     def function(self, graph: Described) -> Function:
@@ -203,8 +219,9 @@ class Reader:
                 if value is not TOKEN
             ]
             outputs = self._outputs(named)
-            function.set_outputs(list(outputs))
-        rename(function, scope.labels, outputs)
+            decided = self._with_labels(outputs)
+            function.set_outputs(list(decided))
+        rename(function, scope.labels, decided)
         wanted += [name for name, *_ in named]
         for before, after in zip(wanted, [*names, *outputs.values()], strict=True):
             if before != after:
@@ -263,6 +280,25 @@ class Reader:
             if image_size(kind) is not None:
                 self.images.setdefault(name, "RGB")
         return outputs
+
+    def _with_labels(self, outputs: dict[Var, str]) -> dict[Var, str]:
+        """Return the outputs with a label before the probabilities of a classifier.
+
+        Probabilities stay a tensor if the number of labels differs, or if an output is an image: coremltools
+        cannot describe both.
+        """
+        made, has_image = dict[Var, str](), not self.images.keys().isdisjoint(outputs.values())
+        for var, name in outputs.items():
+            classes = self.classes.get(name)
+            if isinstance(classes, list) and len(classes) == math.prod(var.shape) and not has_image:
+                labels = mb.const(val=mil_list([c if isinstance(c, str) else np.int64(c) for c in classes]))
+                label, numbers = mb.classify(probabilities=cast(var, "fp32"), classes=labels)
+                made |= {label: self.decisions.get(name, "classLabel"), numbers: name}
+                continue
+            made[var] = name
+            if self.classes.pop(name, None) is not None:
+                self.notes[f"{name} stays a tensor; its labels are in the metadata ({CLASSES}{name})"] = None
+        return made
 
     def constant(self, held: Described) -> Array:
         """Return the numbers of a constant in the file's dtype; elements of few bits take a byte each."""
@@ -474,7 +510,7 @@ def _oldest_release(source: Path, longest: int, releases: Sequence[int]) -> tupl
     parts = _walked(source)
     for release in releases:
         try:
-            loaded = Reader(*parts, OPSETS[release], longest).program()
+            loaded = Reader(*parts, OPSETS[release], longest, labels=True).program()
             if not (why_not := _why_not(loaded, release)):
                 return release, loaded
             raise LoadError(f"{source}: {why_not}")

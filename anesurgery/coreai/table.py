@@ -48,6 +48,9 @@ REDUCTIONS = {f"reduce_{k}": k for k in names("sum mean max min")} | {"reduce_pr
 GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": "sigmoid"}
 """Mode of gelu in MIL -> its name in Core AI."""
 
+CLASSES, LABEL = "classes.", "label."
+"""Prefixes in the custom metadata, before the name of an output with probabilities: the labels of a classifier,
+and the output that holds the label."""
 OWN = "mil."
 """Prefix of the names of composites that stand for MIL ops: "mil.layer_norm"."""
 COMPOSED = names(

@@ -29,7 +29,7 @@ from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.lowerings import TABLE
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, extras_of
+from anesurgery.coreai.table import CLASSES, COMPOSED, LABEL, MERGED_INTO, MISSING, OWN, extras_of
 from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
 from anesurgery.display import byte_words
@@ -188,15 +188,19 @@ def _metadata(loaded: Loaded) -> Any:
 
 
 def _classes(loaded: Loaded) -> dict[str, Any]:
-    """Return "classes." and the name of the probabilities -> the class labels, in order."""
-    decisions = [op for op in walk_ops(loaded.program) if op.op_type == "classify"]
-    labels = {op.outputs[1].name: getattr(op.classes.val, "ls", op.classes.val) for op in decisions}
-    return {f"classes.{n}": [v.item() if hasattr(v, "item") else v for v in held] for n, held in labels.items()}
+    """Return `CLASSES` and the name of the probabilities -> the labels, in order; and `LABEL` -> the output."""
+    kept = dict[str, Any]()
+    for op in (op for op in walk_ops(loaded.program) if op.op_type == "classify"):
+        label, probabilities = (var.name for var in op.outputs)
+        held = getattr(op.classes.val, "ls", op.classes.val)
+        kept[CLASSES + probabilities] = [v.item() if hasattr(v, "item") else v for v in held]
+        kept[LABEL + probabilities] = label
+    return kept
 
 
 def _lost_parts(loaded: Loaded) -> Iterator[str]:
     """Yield a sentence for each part of a Core ML description that Core AI has no word for."""
-    for name in _classes(loaded):
+    for name in (key for key in _classes(loaded) if key.startswith(CLASSES)):
         yield f"the label: it is the place of the largest number, whose name is in the metadata ({name})"
     if (description := loaded.description) is None:
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -226,6 +227,7 @@ def new_spec(program: Program, version: int) -> Any:
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
+        _without_labels(copy.functions[name])
     if copy.default_function_name not in copy.functions:
         copy.default_function_name = next(iter(program.functions))  # a copy sorts them
     copy.export_as_multifunction = len(copy.functions) > 1
@@ -240,7 +242,44 @@ def new_spec(program: Program, version: int) -> Any:
             specification_version=version,
             pass_pipeline=ct.PassPipeline.EMPTY,
         )
-    return model.get_spec()
+    spec = model.get_spec()
+    for part in spec.description.functions or [spec.description]:
+        name = part.name if spec.description.functions else copy.default_function_name
+        _describe_classes(part, program.functions[name])
+    return spec
+
+
+def _decision(function: Function) -> Any:
+    """Return the op that chooses the label of a classifier; None in other functions."""
+    return next((op for op in function.operations if op.op_type == "classify"), None)
+
+
+def _without_labels(function: Function) -> None:
+    """Give out the tensor of a classifier's probabilities alone: coremltools cannot describe the others."""
+    if (decision := _decision(function)) is not None:
+        function.set_outputs(
+            [*(v for v in function.outputs if v not in decision.outputs), decision.probabilities]
+        )
+        function.remove_ops([decision, decision.classes.op])
+
+
+def _describe_classes(description: Any, function: Function) -> None:
+    """Add the label and the probabilities of a classifier to a description, all outputs in their order."""
+    if (decision := _decision(function)) is None:
+        return
+    label, probabilities = decision.outputs
+    tensors = {feature.name: deepcopy(feature) for feature in description.output}
+    kind = "string" if dtype_name(label) == "string" else "int64"
+    del description.output[:]
+    for var in function.outputs:
+        feature = description.output.add(name=var.name)
+        if var is label:
+            getattr(feature.type, f"{kind}Type").SetInParent()
+        elif var is probabilities:
+            getattr(feature.type.dictionaryType, f"{kind}KeyType").SetInParent()
+        else:
+            feature.CopyFrom(tensors[var.name])
+    description.predictedFeatureName, description.predictedProbabilitiesName = label.name, probabilities.name
 
 
 def check_features(spec: Any, where: object) -> None:

@@ -72,9 +72,8 @@ class Runner:
         """
         models = {"coreai" if n.endswith(".aimodel") else "coreml": n for n in (self.asset, self.model) if n}
         if format is not None and format not in models:
-            raise LoadError(
-                f"format={format!r}: the folder holds {' and '.join(models)}; build it with format='both'"
-            )
+            held = " and ".join(models)
+            raise LoadError(f"the folder holds {held}, and no {format}; build it with --format both")
         return self.model if format is None else models[format]
 
     def text(self) -> str:
@@ -138,7 +137,8 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise LoadError(f"{file.parent} holds no {NAME}; `anesurgery build` makes such a folder") from error
+        what = f"{file.parent} holds no {NAME}" if file.parent.exists() else f"{file.parent} does not exist"
+        raise LoadError(f"{what}; `anesurgery build` makes such a folder") from error
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} cannot be read: {error}; {AGAIN}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -344,9 +344,17 @@ def with_complex_parts(host: Convert, context: Any, node: Any) -> None:
         else:
             context.push(([name], [part if x is not values[0] else part[0]]))
         host(context, node)
-        moved.append(context[node.name])
+        moved.append([context[output] for output in node.outputs])
         context.pop()
-    context.add(mb.complex(real_data=moved[0], imag_data=moved[1]), torch_name=node.name)
+    for output, real, imaginary in zip(node.outputs, *moved, strict=True):
+        context.add(_joined(real, imaginary), torch_name=output)
+
+
+def _joined(real: Any, imaginary: Any) -> Any:
+    """Return complex numbers of their parts; lists of parts make a list."""
+    if isinstance(real, Var):
+        return mb.complex(real_data=real, imag_data=imaginary)
+    return [mb.complex(real_data=a, imag_data=b) for a, b in zip(real, imaginary, strict=True)]
 
 
 ALIASES = {f"fft_{half}fft2": f"fft_{half}fftn" for half in ("", "i", "r", "ir")}

@@ -1018,7 +1018,7 @@ CONVERSIONS: dict[str, Convert] = {
         ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampling("_upsample_bicubic2d_aa")
     ),
     "pythonop": python_op,
-    "mt": matrix_transpose,
+    "mt": with_complex_parts(matrix_transpose),
     **dict.fromkeys(("mh", "matrix_h", "adjoint"), adjoint),
     "bilinear": bilinear,
     "fill_diagonal": fill_diagonal,
@@ -1087,6 +1087,12 @@ ALIASES = {
 
 MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
 """Operations that treat the real and the imaginary part alike."""
+PARTWISE = names(
+    "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
+    "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
+    "tril triu cumsum zeros_like diagonal expand_as"
+)
+"""More of them, some with wrappers of their own."""
 
 
 def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
@@ -1193,3 +1199,12 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
 
 Of wrappers around wrappers, the outermost looks at a node first.
 """
+
+
+def _partwise(kind: str) -> Callable[[Convert], Convert]:
+    """Return the wrapper of an operation that treats both parts of complex numbers alike, around its own."""
+    own = WRAPPERS.get(kind)
+    return lambda host: with_complex_parts(host if own is None else own(host))
+
+
+WRAPPERS |= {kind: _partwise(kind) for kind in PARTWISE}

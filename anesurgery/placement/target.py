@@ -424,7 +424,8 @@ def _spread(plain: str, text: str, names: Iterable[str]) -> tuple[str, ...]:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS], "anesurgery chips")
+        known = [*names, *PRODUCTS, *IDENTIFIERS]
+        raise UnknownName("chip or device", text, known, "`anesurgery chips` lists what target takes")
     return chosen
 
 

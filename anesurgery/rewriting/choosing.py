@@ -145,7 +145,7 @@ def _gain(wish: Wish, search: Search, outputs: Outputs, end: Trial) -> Words:
     """Return what the whole gains, or why it is done without a known gain; "" for nothing.
 
     The first of these decides: no steps, a slower format, steps that were asked for, a new format that is not
-    clearly faster on the target, no known score, the gain by the score.
+    clearly faster on the target, no known score, an OS that cannot load the model, the gain by the score.
     """
     start, was_network = search.start, search.start.subject.was_network
     if end is start and not wish.costly:
@@ -161,6 +161,8 @@ def _gain(wish: Wish, search: Search, outputs: Outputs, end: Trial) -> Words:
             return ""
     if start.score_if_any is None or end.score_if_any is None:
         return "nothing is known of how it scores"
+    if end.score.refused:
+        return ""
     return _gain_in_score(search, outputs, end)
 
 

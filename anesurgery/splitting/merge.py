@@ -89,10 +89,12 @@ def merge(
 
 
 def _copy_ports(description: Any, function: str | None, to: Any) -> None:
-    """Copy what a description says of the inputs, outputs and states of a function."""
+    """Copy what a description says of the inputs, outputs and states of a function, and of its label."""
     source = next((f for f in description.functions if f.name == function), description)
     for kind in ("input", "output", "state"):
         getattr(to, kind).extend(getattr(source, kind))
+    for name in ("predictedFeatureName", "predictedProbabilitiesName"):
+        setattr(to, name, getattr(source, name))
 
 
 @door()

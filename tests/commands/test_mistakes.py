@@ -211,7 +211,7 @@ CASES = {
     "see m.mlpackage --target iPhone13/macOS14": "macOS 14 does not run on A15",
     "see m.mlpackage --target 'iPhone 13 Pro Max Ultra'": "unknown chip or device 'iPhone 13 Pro Max Ultra'",
     "see m.mlpackage --target 'M1 Ultra Max'": "unknown chip or device 'M1 Ultra Max'",
-    "see m.mlpackage --target android": "unknown chip or device 'android'; `anesurgery chips` lists them",
+    "see m.mlpackage --target android": "'android'; `anesurgery chips` lists what target takes",
     "see m.mlpackage --target 'iPhone 13/iOS 30'": "unknown OS 'iOS 30'; did you mean 'iOS 27'",
     "see m.mlpackage --target M4/macOS15/CPU": 'write it as "M1/macOS 14", "M1" or "macOS 14"',
     "run m.mlpackage --precision ane:M99": "nothing is known of the arithmetic of chip 'M99'; known: M1",

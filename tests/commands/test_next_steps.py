@@ -7,14 +7,18 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from coremltools.models import datatypes
+from coremltools.models.neural_network import NeuralNetworkBuilder
 from fake_core_ml import install
 from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.commands.subcommand import Outcome
+from anesurgery.mil import ct
 
 WIDTH = 80
 ANOTHER = ("serve", "chat", "review")
@@ -120,6 +124,25 @@ def test_models_of_two_interfaces_lead_to_a_command_that_runs(
     CliRunner().invoke(app, shlex.split("fix m.mlpackage select_last_token --out last.mlpackage"))
     following = last(CliRunner().invoke(app, ["diff", "m.mlpackage", "last.mlpackage"]).stdout)
     assert CliRunner().invoke(app, shlex.split(following)[1:]).exit_code == 0
+
+
+def test_a_pipeline_of_networks_leads_to_a_command_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong versions: `compress` without a place to write to, and one that takes no such pipeline."""
+    monkeypatch.chdir(tmp_path)
+    networks = []
+    for reads, makes in (("x", "h"), ("h", "y")):
+        ports = [(name, datatypes.Array(64)) for name in (reads, makes)]
+        builder = NeuralNetworkBuilder(ports[:1], ports[1:], disable_rank5_shape_mapping=True)
+        weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+        builder.add_inner_product("product", weight, None, 64, 64, False, reads, makes)
+        networks.append(ct.models.MLModel(builder.spec, skip_model_load=True))
+    ct.utils.make_pipeline(*networks).save("p.mlmodel")
+    following = last(CliRunner().invoke(app, ["sensitivity", "p.mlmodel", "--mode", "linear-8"]).stdout)
+    done = CliRunner().invoke(app, shlex.split(following)[1:])
+    assert done.exit_code == 0, done.output
+    assert ane.compare("p.mlmodel", "p_int4.mlpackage", gate=15).ok
 
 
 def test_on_a_mac_each_command_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

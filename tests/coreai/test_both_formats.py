@@ -78,7 +78,7 @@ def test_a_build_writes_either_or_both_and_chat_reads_either(tmp_path: Path) -> 
     ane.build(checkpoint, tmp_path / "one", format="coreai", bits=8, **how)
     assert not (tmp_path / "one" / "model.mlpackage").exists()
     assert "".join(ane.chat(tmp_path / "one", "hello", **asked))
-    with pytest.raises(LoadError, match="holds coreai; build it with format='both'"):
+    with pytest.raises(LoadError, match="holds coreai, and no coreml; build it with --format both"):
         next(ane.chat(tmp_path / "one", "hello", format="coreml"))
     with pytest.raises(SurgeryError, match="a Core AI model is one file; leave limit out"):
         ane.build(checkpoint, tmp_path / "two", format="both", limit="1 MB", **how)

@@ -7,11 +7,13 @@ where they do not.
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from classifiers import classifier
 from core_ai_models import needs_core_ai
 
 import anesurgery as ane
@@ -258,3 +260,30 @@ def test_what_the_folder_says_comes_back(tmp_path: Path) -> None:
     assert (said.author, said.license, said.shortDescription, said.versionString) == ("A", "L", "S", "1.2")
     assert said.userDefined["key"] == "value"
     assert metadata.input[0].shortDescription == "the x"
+
+
+@pytest.mark.parametrize("labels", [["cat", "dog", "owl"], [3, 1, 2]], ids=["words", "numbers"])
+def test_a_classifier_comes_back_with_its_label(labels: list[Any], tmp_path: Path) -> None:
+    given = classifier(tmp_path, labels)
+    made = to_coreai(given, tmp_path / "m.aimodel").path
+    back = ane.to_coreml(made, tmp_path / "back.mlpackage").path
+    assert ane.compare(given, back, precision="fp32").ok
+    before, after = (ane.load(path).spec.description for path in (given, back))
+    assert (after.output, after.predictedFeatureName) == (before.output, "classLabel")
+    assert not [key for key in after.metadata.userDefined if key.startswith(("classes.", "label."))]
+
+
+def test_labels_that_do_not_fit_stay_in_the_metadata(tmp_path: Path) -> None:
+    made = to_coreai(classifier(tmp_path), tmp_path / "m.aimodel").path
+    file = made / "metadata.json"
+    held = json.loads(file.read_text())
+    held["creatorDefinedMetadata"]["classes.classLabel_probs"] = ["cat", "dog"]
+    file.write_text(json.dumps(held))
+    back = ane.to_coreml(made, tmp_path / "back.mlpackage")
+    assert (
+        "classLabel_probs stays a tensor; its labels are in the metadata (classes.classLabel_probs)"
+        in back.notes
+    )
+    stated = ane.load(back.path).spec.description
+    assert [f.name for f in stated.output] == ["classLabel_probs"]
+    assert stated.metadata.userDefined["classes.classLabel_probs"] == "['cat', 'dog']"

@@ -110,6 +110,17 @@ COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "joined": lambda x: torch.cat([x * 1j, x], -1),
     "stacked": lambda x: torch.stack([pairs(x) * 1j, pairs(x)], -1).permute(2, 0, 1),
     "spectrum": lambda x: torch.fft.rfft(x) * (0.5 + 0.5j),
+    "repeated": lambda x: pairs(x).repeat(2, 1) * torch.tile(PAIRS, (2, 1)),
+    "looked_up": lambda x: PAIRS[(x[0, :2] > 0).int()][..., 0] * pairs(x).index_select(1, ONE),
+    "gathered": lambda x: torch.gather(pairs(x), 0, torch.tensor([[1, 0]])),
+    "rolled": lambda x: pairs(x).roll(1, 1) + pairs(x).flip(0),
+    "repeated_in_turn": lambda x: pairs(x).repeat_interleave(2, 1),
+    "split": lambda x: torch.cat(torch.split_with_sizes(pairs(x), [1, 1])[::-1]),
+    "cut": lambda x: torch.multiply(*pairs(x).chunk(2, 1)),
+    "unbound": lambda x: torch.stack(pairs(x).unbind(1)[::-1]),
+    "unflattened": lambda x: torch.broadcast_to(torch.unflatten(pairs(x), 1, (2, 1)), (3, 2, 2, 1)),
+    "turned": lambda x: pairs(x).T + pairs(x).mT.triu() + torch.zeros_like(pairs(x)),
+    "summed_up": lambda x: pairs(x).cumsum(0),
 }
 """What is made of complex numbers: its parts and its magnitude are compared."""
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import anesurgery as ane
 from anesurgery import frontend, recipes
-from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
+from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning, UnknownName
 from anesurgery.frontend.modules import convert_module
 from anesurgery.loading import load
 
@@ -158,6 +158,18 @@ AIMS = (None, "A15/iOS 15", "M1/macOS 13", "M4/macOS 27")
 def test_it_is_said() -> None:
     with pytest.warns(SurgeryWarning, match="Scores was converted for this with frontend.register"):
         ane.inspect(Scores(), inputs=IMAGE)
+
+
+def test_a_second_argument_that_is_no_chip_is_explained() -> None:
+    with pytest.raises(UnknownName, match=r"unknown chip or device 'x'; .* lists what target takes"):
+        ane.inspect(Scores(), "x", inputs=IMAGE)
+    with pytest.raises(TypeError, match=r"inspect\(\) takes from 1 to 2 positional arguments but 3"):
+        ane.inspect(Scores(), "M1", IMAGE)  # type: ignore[call-arg]
+
+
+def test_a_target_after_the_inputs_counts() -> None:
+    """The wrong version: "On any chip", as if there were none."""
+    assert str(ane.inspect(Scores(), IMAGE, "M1")).startswith("On M1")  # type: ignore[arg-type,call-arg]
 
 
 @pytest.mark.parametrize(

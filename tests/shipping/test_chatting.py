@@ -143,6 +143,8 @@ def test_templates_run_in_a_sandbox_and_fail_in_words() -> None:
 def test_a_folder_that_was_not_built_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"holds no runner.json; `anesurgery build` makes"):
         ane.chat(tmp_path, "hello")
+    with pytest.raises(LoadError, match=r"nowhere does not exist; `anesurgery build` makes"):
+        ane.chat(tmp_path / "nowhere", "hello")
     (tmp_path / "runner.json").write_text('{"format": "anesurgery runner", "version": 99}')
     with pytest.raises(LoadError, match="is of version 99"):
         ane.chat(tmp_path, "hello")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,16 @@ def test_what_does_not_load_is_no_share_of_the_engine() -> None:
     assert said.startswith("macOS 14 cannot load it")
     assert said.endswith("; 1 edit in 1 step")
     assert "Neural Engine" not in said
+
+
+def test_a_recipe_does_not_edit_what_does_not_load(tmp_path: Path) -> None:
+    """The wrong version edits the model, which does not load afterwards either."""
+    model = ane.example("gpt2", tmp_path / "gpt2.mlpackage")
+    for target, edited in (("iPhone 13/iOS 15", False), ("iPhone 13/iOS 16", True)):
+        done = ane.apply(model, "gpt2_ane", target=target, quiet=True, prove=None)
+        assert bool(done.changes) is edited
+        assert headline(done).startswith("iOS 15 cannot load it") is not edited
+        assert headline(done).endswith("nothing was changed") is not edited
 
 
 def test_what_nobody_knows_is_no_share_of_nothing() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from classifiers import classifier
 from closeness import assert_close
 from typer.testing import CliRunner
 
@@ -314,6 +315,24 @@ def test_a_state_that_functions_use_in_different_chunks_is_an_error(tmp_path: Pa
     made = ane.merge({"a": whole, "b": Loaded(turned, new_spec(turned, 9))}, tmp_path / "both.mlpackage")
     with pytest.raises(SurgeryError, match=r"cut the functions one by one \(function=\)"):
         ane.split(made, 2)
+
+
+def test_merge_and_extract_keep_which_output_is_the_label(tmp_path: Path) -> None:
+    given = classifier(tmp_path)
+    both = ane.merge({"a": given, "b": given}, tmp_path / "both.mlpackage")
+    ports = {f.name: f.predictedFeatureName for f in ane.load(both).spec.description.functions}
+    assert ports == {"a": "classLabel", "b": "classLabel"}
+    one = ane.load(ane.extract(both, "a", tmp_path / "one.mlpackage")).spec.description
+    assert one.predictedProbabilitiesName == "classLabel_probs"
+
+
+def test_a_program_of_a_classifier_can_be_saved(tmp_path: Path) -> None:
+    """The wrong version: coremltools "only supports fp32 and int32 outputs"."""
+    given = classifier(tmp_path)
+    saved = ane.save(ane.load(ane.load(given).program), tmp_path / "saved.mlpackage")
+    before, after = (ane.load(path).spec.description for path in (given, saved))
+    assert after.output == before.output
+    assert after.predictedFeatureName == before.predictedFeatureName
 
 
 def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:

@@ -408,7 +408,7 @@ UNTRAINABLE = general(
     "apple/coremltools: issues 492 (iOS 13), 2074 (coremltools 7.0)",
     grade=Grade.REPORTED,
     kind="interface",
-    advice="split the network, and train only the last part; a batchnorm can be folded into the layer before it",
+    advice="split the network, and train only the last part; fold batchnorms into the layers before them",
 )
 PASSING_GRADIENTS = names("convolution innerProduct uniDirectionalLSTM flatten pooling batchnorm")
 PASSING_ACTIVATIONS = names("ReLU sigmoid tanh")

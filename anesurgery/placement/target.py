@@ -438,6 +438,11 @@ def _os(text: str) -> tuple[str | None, int | None]:
     systems = [f"{p} {v}" for p, versions in OS_VERSIONS.items() for v in versions]
     if match is None or platform is None:
         raise UnknownName("OS", text, systems)
+    oldest = OS_VERSIONS[platform][0]
+    if match["major"] is not None and int(match["major"]) < oldest:
+        raise SurgeryError(
+            f"nothing is known about {text}; the oldest release is {platform} {oldest}: give that"
+        )
     if match["major"] is None or int(match["major"]) not in OS_VERSIONS[platform]:
         raise UnknownName("OS", text, [k for k in systems if k.startswith(platform)])
     return platform, int(match["major"])

@@ -86,7 +86,12 @@ def test_compiler_tables_raise_doubts_on_every_kind_of_m4() -> None:
     ("text", "error", "words"),
     [
         ("M9", UnknownName, "unknown chip or device 'M9'; did you mean 'M"),
-        ("M1/macOS 11", UnknownName, "unknown OS 'macOS 11'; did you mean 'macOS 1"),
+        ("M1/macOS 11", SurgeryError, "nothing is known about macOS 11; the oldest release is macOS 12"),
+        (
+            "iPhone 11/iOS13",
+            SurgeryError,
+            "nothing is known about iOS13; the oldest release is iOS 15: give that",
+        ),
         ("M1/windows 3", UnknownName, "unknown OS 'windows 3'"),
         ("A19/iOS 17", SurgeryError, "iOS 17 does not run on A19"),
         ("M1/macOS 14/fast", SurgeryError, 'write it as "M1/macOS 14"'),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 
 from anesurgery.display import byte_words
@@ -27,7 +28,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.ops import CONTRACTIONS, PRODUCTS, WEIGHTED
+from anesurgery.ops import CARRIERS, CONTRACTIONS, LOOKUPS, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
@@ -316,6 +317,10 @@ INTEGERS = _port(
     remedy=None,
     advice='accept it, or look embeddings up outside: embedding_matmul with mode="input"',
 )
+COUNTS = replace(INTEGERS, advice="accept it: few ops at the start read them on the CPU")
+"""The rule for integers that are no rows of a table, such as a length."""
+GUARDS = names("add select greater_equal")
+"""Ops that a converter writes around the rows of a table, so that -1 is the last one."""
 DOUBLES = _port(
     "dtype-fp32-io",
     "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
@@ -394,7 +399,7 @@ def of_model(
         advice: is the layout looked at?
         images: the names of inputs that are images.
     """
-    messages = [*_images(function, images), *_interface(function), *_states(function, target)]
+    messages = [*_images(function, images), *_interface(function, images), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     lengths = of_lengths(function, shapes, target)
     return (*lengths, *kept, *(_layout_advice(function, target) if advice else ()))
@@ -429,13 +434,17 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
 
 
-def _interface(function: Function) -> Messages:
-    inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+def _interface(function: Function, images: Collection[str]) -> Messages:
+    """Find dtypes and widths of arrays that cost something; images come in buffers of pixels."""
+    given = {n: v for n, v in function.inputs.items() if n not in images}
+    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     ports = [(f"input %{n}", v) for n, v in inputs.items()]
     ports += [(f"output %{v.name}", v) for v in function.outputs]
-    integers = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]
+    integers = {f"input %{n}": v for n, v in inputs.items() if np_dtype(v).kind in "iu"}
     if integers:
-        yield INTEGERS, f"{_list(integers)} {_hold(integers)} integers"
+        readers = (op for v in integers.values() for op in readers_after(v, CARRIERS | GUARDS))
+        rule = INTEGERS if any(op.op_type in LOOKUPS for op in readers) else COUNTS
+        yield rule, f"{_list([*integers])} {_hold([*integers])} integers"
     double = [n for n, v in ports if dtype_name(v) in ("fp32", "fp64")]
     if double:
         yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"

@@ -245,6 +245,21 @@ def test_very_many_numbers_are_counted_by_what_they_are_near(
     )
 
 
+@pytest.mark.parametrize("factor", [2.0**-14, 2.0**20])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_common_factor_of_the_weights_changes_no_table(
+    width: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version divides by 1 where the weights of an entry are less together."""
+    monkeypatch.setattr(clusters, "_kmeans1d", None)
+    rng = np.random.default_rng(5)
+    vectors, weights = rng.standard_normal((500, width)), rng.random(500)
+    tables = [
+        clusters.weighted(clusters.distinct_with_weights(vectors, w), 16) for w in (weights, factor * weights)
+    ]
+    np.testing.assert_array_equal(*tables)
+
+
 def _off(rows: Array, entries: int = 8) -> float:
     tables, (found,) = clustered([rows], entries)
     return float(((tables[0][found] - rows) ** 2).sum())

@@ -294,7 +294,10 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _is_in_place(name: str) -> bool:
-    return name.endswith("_") != name.startswith("_") or name.startswith("__i") or name == "__setitem__"
+    """Return whether a function writes into its first operand: "add_", "__iadd__" or "__setitem__"."""
+    if name.endswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}"))
+    return name.endswith("_")
 
 
 def _rounded_constant(tensor: torch.Tensor) -> torch.Tensor:

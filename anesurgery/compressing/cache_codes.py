@@ -158,8 +158,8 @@ def compress_cache(
     notes = _check_target(device)
     if len(texts) < 2:
         raise SurgeryError(f"{len(texts)} texts; give two at least, one to calibrate with and one to judge by")
-    held_out = [text for n, text in enumerate(texts) if n % HELD_OUT == min(len(texts), HELD_OUT) - 1]
-    calibration = [text for text in texts if not any(text is other for other in held_out)]
+    held = range(min(len(texts), HELD_OUT) - 1, len(texts), HELD_OUT)
+    held_out, calibration = [texts[n] for n in held], [text for n, text in enumerate(texts) if n not in held]
     ranges, each, tried = _measure_ranges(plain, names, calibration, scales)
     edited = _with_int8_cache(plain, ranges, each)
     before, after = (engine_share(placed(subject.loaded, device)) for subject in (plain, edited))

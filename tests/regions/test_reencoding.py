@@ -204,7 +204,7 @@ def test_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.Monkey
     few = _off(numbers, 256)
     monkeypatch.setattr(clusters, "_merged_neighbours", _evenly_merged)
     even = _off(numbers, 256)
-    monkeypatch.setattr(clusters, "LEAST_PARTS", len(numbers))
+    monkeypatch.setattr(clusters, "LEAST_MEANS", len(numbers))
     assert few <= 1.002 * _off(numbers, 256)
     assert even > 1.01 * few
 
@@ -257,7 +257,7 @@ def test_a_common_factor_of_the_weights_changes_no_table(
     tables = [
         clusters.weighted(clusters.distinct_with_weights(vectors, w), 16) for w in (weights, factor * weights)
     ]
-    np.testing.assert_array_equal(*tables)
+    np.testing.assert_array_equal(tables[0], tables[1])
 
 
 def _off(rows: Array, entries: int = 8) -> float:

@@ -1,9 +1,9 @@
 """Convert between the MIL protobuf and a coremltools program: `from_proto` and `to_proto`.
 
-coremltools' own reader and exporter do the work, with some functions replaced while they run. Weights stay in
-their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no graph pass and
-renames nothing. Descriptions of types are cached. Some programs that coremltools writes but refuses to read are
-accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named dimensions.
+The reader and exporter of coremltools (the host) do the work, with some functions replaced while they run.
+Weights stay in their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no
+graph pass and renames nothing. Descriptions of types are cached. Some programs that coremltools writes but
+refuses to read are accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named dimensions.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _undo_host_changes(function: Any, spec: Any) -> None:
             pending.extend(op.blocks)
             retype_defaults(op)
             var = op.outputs[0]
-            if op.op_type == "coreml_update_state":
+            if op.op_type == "coreml_update_state":  # the reader numbers it
                 op.name = var.name
             unused = not var.child_ops and var not in block.outputs
             if op.op_type == "const" and unused and var.name not in named:

@@ -509,10 +509,10 @@ def _grouped_nodes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
     for node in nodes:
         if node.op == "placeholder" or from_input.intersection(node.all_input_nodes):
             from_input.add(node)
-        name, frames = _function_name(node), frames_of.get(node)
-        if not frames or node not in from_input or name in MOVES:
+        name, running = _function_name(node), frames_of.get(node)
+        if not running or node not in from_input or name in MOVES:
             continue
-        key, path, _ = frames[-1]
+        key, path, _ = running[-1]
         if key in have_parts or not path:
             functions.append((f"{path}.{name}" if path else name, FUNCTION, [node]))
     place = {node: k for k, node in enumerate(nodes)}

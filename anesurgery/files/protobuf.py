@@ -3,7 +3,8 @@
 The reader and exporter of coremltools (the host) do the work, with some functions replaced while they run.
 Weights stay in their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no
 graph pass and renames nothing. Descriptions of types are cached. Some programs that coremltools writes but
-refuses to read are accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named dimensions.
+refuses to read are accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named
+dimensions.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def refusing_complex_fill(host: Convert, context: Any, node: Any) -> None:
     host(context, node)
 
 
-COMPLEX = (9, 10)
+COMPLEX_CODES = (9, 10)
 """Torch's codes of complex64 and complex128."""
 
 
@@ -315,7 +315,7 @@ def with_complex_cast(host: Convert, context: Any, node: Any) -> None:
     asked = [known_value(v) for v in (*rest[:1], keyword(context, node, "dtype")) if v is not None]
     if isinstance(x, Var) and types.is_complex(x.dtype):
         context.add(x, torch_name=node.name)
-    elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
+    elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX_CODES for v in asked):
         context.add(_as_complex((mb.cast(x=x, dtype="fp32"), None)), torch_name=node.name)
     else:
         host(context, node)
@@ -350,7 +350,7 @@ def _joined(real: Any, imaginary: Any) -> Any:
     return [mb.complex(real_data=a, imag_data=b) for a, b in zip(real, imaginary, strict=True)]
 
 
-ALIASES = {f"fft_{half}fft2": f"fft_{half}fftn" for half in ("", "i", "r", "ir")}
+TRANSFORMS = {f"fft_{kind}fft2": f"fft_{kind}fftn" for kind in ("", "i", "r", "ir")}
 """Transform over two axes -> the transform over any number of axes, which has the same arguments."""
 
 

@@ -164,12 +164,12 @@ it, its repair mostly costs more than the switches: a lookup as a product in a G
 
 
 def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
-    """Does a problem only say where ops run that take next to no time, without costly switches?"""
+    """Does a problem only cost time or memory of ops that take next to no time, without costly switches?"""
     if inspection.time is None or not problem.what or problem.wrong or problem.share >= LEAST:
         return False
     if problem.kind in ("legality", "placement"):
         return inspection.time.parts.get("switches", 0.0) / inspection.time.ms < COSTLY_SWITCHES
-    return problem.kind == "speed"
+    return problem.kind in ("speed", "shape")
 
 
 def _merged(one: Problem, other: Problem) -> Problem:

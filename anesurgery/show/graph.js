@@ -47,9 +47,9 @@
   const start = () => {  // the first ops at a size that can be read; all of them where they fit
     graph.fit(undefined, 20);
     if (graph.zoom() >= 0.6) return;
-    const box = graph.elements().boundingBox();
+    const first = graph.nodes().min((node) => node.position("y")).ele;
     graph.zoom(0.8);
-    graph.pan({ x: graph.width() / 2 - 0.8 * (box.x1 + box.w / 2), y: 20 - 0.8 * box.y1 });
+    graph.pan({ x: graph.width() / 2 - 0.8 * first.position("x"), y: 20 - 0.8 * first.boundingBox().y1 });
   };
   const draw = () => {
     graph.elements().remove();

@@ -400,5 +400,8 @@ def test_pixels_that_a_product_reads_as_they_are(module: Scaled, given: Any, rea
         model = ct.convert(
             traced, inputs=[given], minimum_deployment_target=ct.target.iOS16, skip_model_load=True
         )
-    said = [f.message for f in ane.inspect(model).all_findings if f.rule == "image-unscaled"]
+    found = ane.inspect(model).all_findings
+    said = [f.message for f in found if f.rule == "image-unscaled"]
+    arrays = [f.message for f in found if f.rule in ("dtype-fp32-io", "io-width") and "input %x" in f.message]
+    assert bool(arrays) is isinstance(given, ct.TensorType), "images come in buffers of pixels"
     assert said == ([f"image %x: {reader} reads pixels from 0 to 255, without scale or bias"] if reader else [])

@@ -394,7 +394,7 @@ def of_model(
         advice: is the layout looked at?
         images: the names of inputs that are images.
     """
-    messages = [*_images(function, images), *_interface(function), *_states(function, target)]
+    messages = [*_images(function, images), *_interface(function, images), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     lengths = of_lengths(function, shapes, target)
     return (*lengths, *kept, *(_layout_advice(function, target) if advice else ()))
@@ -429,8 +429,10 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
 
 
-def _interface(function: Function) -> Messages:
-    inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+def _interface(function: Function, images: Collection[str]) -> Messages:
+    """Find dtypes and widths of arrays that cost something; images come in buffers of pixels."""
+    given = {n: v for n, v in function.inputs.items() if n not in images}
+    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     ports = [(f"input %{n}", v) for n, v in inputs.items()]
     ports += [(f"output %{v.name}", v) for v in function.outputs]
     integers = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]

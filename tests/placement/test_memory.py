@@ -405,3 +405,24 @@ def test_pixels_that_a_product_reads_as_they_are(module: Scaled, given: Any, rea
     arrays = [f.message for f in found if f.rule in ("dtype-fp32-io", "io-width") and "input %x" in f.message]
     assert bool(arrays) is isinstance(given, ct.TensorType), "images come in buffers of pixels"
     assert said == ([f"image %x: {reader} reads pixels from 0 to 255, without scale or bias"] if reader else [])
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_only_rows_of_a_table_can_be_looked_up_outside(looked_up: bool, guarded: bool) -> None:
+    """The wrong version gives the advice for a length too."""
+    table = np.zeros((50, 8), np.float16)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4), dtype=types.int32), mb.TensorSpec((1, 4, 8), dtype=types.fp16)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(ids: Any, x: Any) -> Any:
+        if guarded:
+            ids = mb.select(cond=mb.greater_equal(x=ids, y=0), a=ids, b=mb.add(x=ids, y=50))
+        if looked_up:
+            return mb.add(x=x, y=mb.gather(x=table, indices=ids, axis=0, batch_dims=0))
+        return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=ids, dtype="fp16"), axes=[-1]))
+
+    advice = {f.rule: f.advice for f in shapes.of_model(main(program), ANY)}["dtype-int-input"]
+    assert ("embedding_matmul" in advice) is looked_up

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 
 from anesurgery.display import byte_words
@@ -27,7 +28,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.ops import CONTRACTIONS, PRODUCTS, WEIGHTED
+from anesurgery.ops import CARRIERS, CONTRACTIONS, LOOKUPS, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
@@ -316,6 +317,10 @@ INTEGERS = _port(
     remedy=None,
     advice='accept it, or look embeddings up outside: embedding_matmul with mode="input"',
 )
+COUNTS = replace(INTEGERS, advice="accept it: few ops at the start read them on the CPU")
+"""The rule for integers that are no rows of a table, such as a length."""
+GUARDS = names("add select greater_equal")
+"""Ops that a converter writes around the rows of a table, so that -1 is the last one."""
 DOUBLES = _port(
     "dtype-fp32-io",
     "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
@@ -435,9 +440,11 @@ def _interface(function: Function, images: Collection[str]) -> Messages:
     inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     ports = [(f"input %{n}", v) for n, v in inputs.items()]
     ports += [(f"output %{v.name}", v) for v in function.outputs]
-    integers = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]
+    integers = {f"input %{n}": v for n, v in inputs.items() if np_dtype(v).kind in "iu"}
     if integers:
-        yield INTEGERS, f"{_list(integers)} {_hold(integers)} integers"
+        readers = (op for v in integers.values() for op in readers_after(v, CARRIERS | GUARDS))
+        rule = INTEGERS if any(op.op_type in LOOKUPS for op in readers) else COUNTS
+        yield rule, f"{_list([*integers])} {_hold([*integers])} integers"
     double = [n for n, v in ports if dtype_name(v) in ("fp32", "fp64")]
     if double:
         yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"

@@ -15,9 +15,9 @@ reshape by it, with the same elements before and after each dynamic axis, is ali
 An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the length
 is beyond all these constants together, nothing new happens, but for the remainder by the strides.
 
-Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a mask
-has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours of the
-constants, and of these with the constants that are added. No lengths that decide are known in three cases:
+Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of bounded values, as of a mask),
+an order, or steps: constants meet these by any arithmetic. What compares such numbers changes within 1 of a
+constant, or of a constant plus those that are added. No lengths that decide are known in three cases:
 
 * *scaled*: numbers are multiplied or divided before they are compared; a length plus itself is twice as long;
 * *joint*: several lengths are compared with each other;
@@ -163,8 +163,6 @@ ADDING_OPS = (SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS) | names(
 """Ops whose constants are at most added to the lengths that are in their results. Safe to forget."""
 ANGLE_OPS = names("cos sin")
 """Ops of whose results nothing tells a length. Safe to forget."""
-
-
 Times: TypeAlias = Mapping[Any, tuple[float, float]]
 """Size -> how often it is contained in a value, at least and at most."""
 
@@ -193,14 +191,14 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
         # the first operand has the shape; a second one, of fill_like, is the value
         of_shape = op.op_type in SHAPE_OPS and any(any_symbolic(sizes_of(v)) for v in read[:1])
-        counts = of_shape or _sums_counts(op)
+        tells_length = of_shape or _sums_bounded(op)
         of_numbers = bool(read) and all(v in numbers for v in read)
-        if op.op_type in ANGLE_OPS or not (counts or of_numbers):
+        if op.op_type in ANGLE_OPS or not (tells_length or of_numbers):
             continue
         if op.op_type in COMPARISONS | LOGICAL:  # true and false contain no length
             numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
             continue
-        times = _times_contained(op, read, numbers, counts=counts)
+        times = _times_contained(op, read, numbers, tells_length=tells_length)
         scaled = (
             op.op_type not in ADDING_OPS
             or (op.op_type == "range_1d" and constant(op.step) not in (1, 1.0))
@@ -211,7 +209,7 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
     return numbers
 
 
-def _times_contained(op: Operation, read: Sequence[Var], numbers: Numbers, *, counts: bool) -> Times:
+def _times_contained(op: Operation, read: Sequence[Var], numbers: Numbers, *, tells_length: bool) -> Times:
     """Return how often each size is contained in what an op computes from numbers: (at least, at most).
 
     The sum of a length s and s - 1 contains s twice: {s: (2, 2)}.
@@ -221,7 +219,7 @@ def _times_contained(op: Operation, read: Sequence[Var], numbers: Numbers, *, co
         return {symbolic[0]: (1, 1)}  # coremltools says that the value is this length
     if symbolic:  # each element may be one of these sizes
         return dict.fromkeys(symbolic, (0, 1))
-    if counts:  # of up to a size
+    if tells_length:  # or less: a mask may leave out some
         return dict.fromkeys((d for v in read for d in sizes_of(v) if is_symbolic(d)), (0, 1))
     return _times_in_operands(op, {v: numbers[v].times for v in read})
 
@@ -240,12 +238,12 @@ def _times_in_operands(op: Operation, of_operand: Mapping[Var, Times]) -> Times:
 
 
 SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
-"""Ops that tell how many numbers of known ends they sum: the sum of a mask counts. Not safe to forget."""
+"""Ops whose result tells how many bounded values they sum: the sum of a mask counts. Not safe to forget."""
 
 
-def _sums_counts(op: Operation) -> bool:
-    """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
-    if op.op_type not in SUM_OPS or _is_open(op):
+def _sums_bounded(op: Operation) -> bool:
+    """Return whether an op sums bounded values along a dynamic axis, so that the sum tells the length."""
+    if op.op_type not in SUM_OPS or _has_list_or_any_rank(op):
         return False
     placed = places_of(op) or ()
     axes = [axis for o in placed for axis in zip(o.var.shape, o.places, strict=True)]
@@ -254,7 +252,7 @@ def _sums_counts(op: Operation) -> bool:
 
 
 def _offsets(op: Operation) -> list[int]:
-    """Return what an op adds to a number, but for 1: the neighbours of all constants are tried in any case."""
+    """Return what an op adds to a number, but for 1: `trial_lengths` tries the neighbours of all constants."""
     if op.op_type not in ("add", "sub", "range_1d"):  # not safe to forget
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
@@ -263,7 +261,7 @@ def _offsets(op: Operation) -> list[int]:
 
 
 TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
-"""Ops that turn where a number that they read meets another one. Not safe to forget."""
+"""Ops whose result jumps or has a kink where a number that they read meets another one. Not safe to forget."""
 
 
 def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
@@ -322,6 +320,7 @@ def _looks_up(op: Operation, numbers: Numbers) -> bool:
 def _tables(op: Operation) -> Iterator[bytes]:
     """Yield digests of the constants of which an op may read one place."""
     for name, var in operands(op):
+        # a row of what is looked up may be one element
         most = 1 if name == "x" and op.op_type in LOOKUPS | PER_AXIS_OPS else SMALL_CONSTANT
         if (value := constant(var)) is not None and np.size(value) > most:
             yield array_digest(np.asarray(value))
@@ -331,14 +330,14 @@ def _is_alike(op: Operation) -> bool:
     """Return whether an op does the same at every place of each dynamic axis, whatever the length."""
     if not _is_dynamic(op):
         return True
-    if op.blocks or _is_open(op):
+    if op.blocks or _has_list_or_any_rank(op):
         return False
     if op.op_type == "reshape":
         return _keeps_dynamic_axes(op.x.shape, op.outputs[0].shape)
     return _aligned(op) if op.op_type in POINTWISE else _by_places(op)
 
 
-def _is_open(op: Operation) -> bool:
+def _has_list_or_any_rank(op: Operation) -> bool:
     """Return whether an op has a list, or a value of any number of axes."""
     values = [*reads(op), *op.outputs]
     variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
@@ -346,7 +345,7 @@ def _is_open(op: Operation) -> bool:
 
 
 def _aligned(op: Operation) -> bool:
-    """Return whether operands are dynamic, from the last axis on, where the result is, or else 1 long."""
+    """Return whether each axis of an operand is dynamic where the result's is, and else 1 long."""
     out = op.outputs[0].shape
     all_align = op.op_type not in BROADCASTING
     aligned = [v for name, v in operands(op) if all_align or name in ("x", "y", "a", "b", "cond")]
@@ -399,7 +398,7 @@ def _by_places(op: Operation) -> bool:
             return False  # slices of a dynamic axis depend on each other, or come from no operand
     summed = [size for size, place in axes if place == CONTRACTED]
     are_summed_in_pairs = not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
-    return (are_summed_in_pairs or op.op_type in REDUCTIONS) and not _sums_counts(op)
+    return (are_summed_in_pairs or op.op_type in REDUCTIONS) and not _sums_bounded(op)
 
 
 CONVOLUTIONS = names("conv conv_transpose")
@@ -453,12 +452,12 @@ def _constants(op: Operation) -> list[int]:
         if inner.op_type in CONVOLUTIONS:
             integers += _kernel_reach(inner)
         # joined parts shift each other; an op that is neither local nor alike may compare any size
-        sizes_count = inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner))
+        takes_sizes = inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner))
         for var in (v for name, v in operands(inner) if name not in WITHOUT_LIMITS):
             stored = is_stored(var)
             if stored and (value := constant(var)) is not None and not isinstance(value, str):
                 integers += _whole_numbers(inner, np.asarray(value))
-            elif stored or sizes_count:
+            elif stored or takes_sizes:
                 integers += sizes_of(var)
     return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
 

@@ -150,7 +150,8 @@ def _saved_copy(tensor: torch.Tensor) -> torch.Tensor:
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a module whose parameters have gradients."""
     computed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
-    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})  # of a weight norm
+    # a tensor that a module computes, as a weight norm does, cannot be copied deeply
+    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})
     for parameter in twin.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return twin
@@ -176,7 +177,7 @@ def _calls_of_module(module: torch.nn.Module, values: Mapping[str, torch.Tensor]
 
 
 class _Rounding(TorchFunctionMode):
-    """A torch function mode that marks what depends on an input. Activations write over no operand in it.
+    """A torch function mode that marks what depends on an input, and lets no activation write over its operand.
 
     If `half`, it rounds weights, and whatever is computed without an input, where such a value meets one that
     depends on an input: a converter computes ahead, and rounds the results.
@@ -195,7 +196,9 @@ class _Rounding(TorchFunctionMode):
             return func(*args, **kwargs)
         positional, named = args, kwargs
         if self._half and not _is_in_place(name):
-            positional, named = tree_map_only(torch.Tensor, _rounded_constant, (args, kwargs))
+            positional, named = tree_map_only(
+                torch.Tensor, lambda v: v if _is_from_input(v) else _as_half(v), (args, kwargs)
+            )
         result = func(*positional, **named)
         _mark_from_input(args[:1] if name == "__setitem__" else result)
         self._see(func, name, args, kwargs, result)
@@ -250,10 +253,11 @@ class _Recorder(_Rounding):
         if tensor is None or not _has_numbers(tensor) or not operands.tensors:
             return
         self._flow(operands.tensors, output)
-        guard = _module_epsilon(part, operands.tensors, self._half)
+        epsilon, with_epsilon = _module_epsilon(part, operands.tensors, self._half)
         needed = not name or _is_from_input(tensor)
         whole = _numbered(name, self._counts)
-        self.calls.append(Call(whole, type(part).__name__, tensor, operands, *guard, needed))
+        kind = type(part).__name__
+        self.calls.append(Call(whole, kind, tensor, operands, epsilon, with_epsilon, needed))
 
     def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Record the call of a function."""
@@ -262,8 +266,8 @@ class _Recorder(_Rounding):
         if between and _has_numbers(result) and not _is_in_place(name) and name not in MOVES:
             path = ".".join(filter(None, (self._running[-1].name, name.strip("_"))))
             operands = _operands(func, args, kwargs, self._half)
-            guard = _function_epsilon(func, args, kwargs, self._half)
-            self.calls.append(Call(_numbered(path, self._counts), FUNCTION, result, operands, *guard))
+            epsilon = _function_epsilon(func, args, kwargs, self._half)
+            self.calls.append(Call(_numbered(path, self._counts), FUNCTION, result, operands, *epsilon))
 
     def _flow(self, operands: Any, results: Any) -> None:
         """Note that results are computed of operands; a function that returns None writes into operands."""
@@ -272,7 +276,10 @@ class _Recorder(_Rounding):
             self._flows.append((written or read, read))
 
     def mark_unneeded(self, outputs: Any) -> None:
-        """Mark the calls whose results go into no output of the module. Views share their memory."""
+        """Mark the calls whose results go into no output of the module.
+
+        Results are followed by memory, which views share; a view that nobody reads is found by its identity.
+        """
         ends = _tensors_in(outputs)
         read = {id(tensor) for tensor in itertools.chain(ends, *(operands for _, operands in self._flows))}
         needed = set(map(_memory, ends))
@@ -294,11 +301,10 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _is_in_place(name: str) -> bool:
-    return name.endswith("_") != name.startswith("_") or name.startswith("__i") or name == "__setitem__"
-
-
-def _rounded_constant(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if _is_from_input(tensor) else _as_half(tensor)
+    """Return whether a function writes into its first operand: "add_", "__iadd__" or "__setitem__"."""
+    if name.endswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}"))
+    return name.endswith("_")
 
 
 def _mark_from_input(values: Any) -> None:
@@ -413,8 +419,8 @@ def _calls_of_program(program: ExportedProgram, values: Mapping[str, torch.Tenso
     for name, kind, nodes in _grouped_nodes(list(graph.graph.nodes)):
         tensor = _tensor_of(runner.seen.get(nodes[-1]))
         if tensor is not None:
-            operands, guard = runner.operands(nodes), runner.epsilon(nodes)
-            calls.append(Call(_numbered(name, counts), kind, tensor, operands, *guard))
+            operands, epsilon = runner.operands(nodes), runner.epsilon(nodes)
+            calls.append(Call(_numbered(name, counts), kind, tensor, operands, *epsilon))
     return calls
 
 
@@ -476,24 +482,39 @@ class _GraphRunner(Interpreter):
         return last.args[place], with_epsilon
 
 
+class _Frame(NamedTuple):
+    """A submodule that runs while a node is computed."""
+
+    key: str
+    """Another one for each call of it."""
+    path: str
+    kind: str
+
+
+def _frames(node: Node) -> list[_Frame]:
+    """Return the submodules that run while a node is computed, from the outermost in."""
+    stack = (node.meta.get("nn_module_stack") or {}).items()
+    return [_Frame(key, path, str(kind).rpartition(".")[2].rstrip("'>")) for key, (path, kind) in stack]
+
+
 def _grouped_nodes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
     """Return (name, kind, nodes) of each call of a submodule or function, in the order in which they end."""
     calls: dict[str, tuple[str, str, list[Node]]] = {}
-    computing, moved = [node for node in nodes if node.op == "call_function"], set[Node]()
+    frames_of = {node: _frames(node) for node in nodes if node.op == "call_function"}
+    for node, frames in frames_of.items():
+        for key, path, kind in frames:
+            calls.setdefault(key, (path, kind, []))[2].append(node)
+    have_parts = {frame.key for frames in frames_of.values() for frame in frames[:-1]}
+    functions, from_input = [], set[Node]()
     for node in nodes:
-        if node.op == "placeholder" or moved.intersection(node.all_input_nodes):
-            moved.add(node)
-    stacks = {node: list((node.meta.get("nn_module_stack") or {}).items()) for node in computing}
-    for node, stack in stacks.items():
-        for key, (name, kind) in stack:
-            calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
-    parents = {stack[k][0] for stack in stacks.values() for k in range(len(stack) - 1)}
-    functions = [
-        (".".join(filter(None, (stack[-1][1][0], _function_name(node)))), FUNCTION, [node])
-        for node, stack in stacks.items()
-        if stack and (stack[-1][0] in parents or not stack[-1][1][0])
-        if node in moved and _function_name(node) not in MOVES
-    ]
+        if node.op == "placeholder" or from_input.intersection(node.all_input_nodes):
+            from_input.add(node)
+        name, running = _function_name(node), frames_of.get(node)
+        if not running or node not in from_input or name in MOVES:
+            continue
+        key, path, _ = running[-1]
+        if key in have_parts or not path:
+            functions.append((f"{path}.{name}" if path else name, FUNCTION, [node]))
     place = {node: k for k, node in enumerate(nodes)}
     return sorted([*functions, *calls.values()], key=lambda call: (place[call[2][-1]], -len(call[0])))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +58,10 @@ def _reviewed(path: Path, here: Path, there: Path, target: str | None, gate: flo
     from anesurgery.placement.inspector import inspect
     from anesurgery.show.markdown import Review
 
-    place = (Path.cwd() / path).relative_to(here) if not path.is_absolute() else path.relative_to(here)
+    whole = Path(os.path.normpath(path.expanduser().absolute()))  # a link stays what it is in both trees
+    if not whole.is_relative_to(here):
+        raise SurgeryError(f"{path} is not in the repository {here}; name models in it")
+    place = whole.relative_to(here)
     after = inspect(here / place, target)
     if not (there / place).exists():
         return Review(str(place), None, after)

@@ -37,16 +37,19 @@ def split(call: Call, model: Model, out: Place, shape: Shape = None, overwrite: 
     return Outcome(plain, shown=chain, wrote=[out], then=then)
 
 
-def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read the name and the shape in "name=3x224x224".
+def read_shape(text: str, *, has_length: bool = False) -> tuple[str, tuple[int | None, ...]]:
+    """Read the name and the shape in "name=3x224x224"; if it `has_length`, in "ids=1xN", with None for N.
 
     Raises:
-        SurgeryError: there are none.
+        SurgeryError: it is no name with a shape, or only one of the text and `has_length` has an N.
     """
-    name, _, sizes = text.rpartition("=")
-    if not name or not all(size.isdigit() and int(size) for size in sizes.split("x")):
-        raise SurgeryError(f"{text!r} is no name with a shape; write it as input_ids=1x128")
-    return name, tuple(map(int, sizes.split("x")))
+    name, _, shape = text.rpartition("=")
+    axes = shape.split("x")
+    if not name or ("N" in axes) != has_length or not all(n == "N" or (n.isdigit() and int(n)) for n in axes):
+        with_length = "is not INPUT=1xN, with N in the place of the length"
+        fixed = "is no name with a shape; write it as input_ids=1x128"
+        raise SurgeryError(f"{text!r} {with_length if has_length else fixed}")
+    return name, tuple(None if n == "N" else int(n) for n in axes)
 
 
 @subcommand("splitting.merge:merge", waits="merging", engine=False)
@@ -71,8 +74,10 @@ def extract(call: Call, model: Model, function: Name, out: Place) -> Outcome:
 
 Lengths = Annotated[Path, typer.Argument(help="A text file: a length on each line, or a length and how often.")]
 Count = Annotated[int, typer.Option("--count", "-k", help="The most sizes to choose.")]
-Flexible = Annotated[str | None, typer.Option(help="A model with dynamic shapes. Its expected time decides.")]
-Open = Annotated[
+FlexibleModel = Annotated[
+    str | None, typer.Option(help="A model with dynamic shapes. Its expected time decides.")
+]
+OpenShapes = Annotated[
     str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
 ]
 Chip = Annotated[str | None, typer.Option(help="The chip and OS for the expected time.")]
@@ -89,8 +94,8 @@ def choose_sizes(
     call: Call,
     lengths: Lengths,
     count: Count = 4,
-    model: Flexible = None,
-    size: Open = None,
+    model: FlexibleModel = None,
+    size: OpenShapes = None,
     target: Chip = None,
     plot: Plot = None,
 ) -> Outcome:
@@ -103,35 +108,22 @@ def choose_sizes(
         check_plot(plot)
     time, then = None, ""
     if model is not None and size is not None:
-        shapes = dict(map(_open_shape, size.split(",")))
+        shapes = dict(read_shape(shape, has_length=True) for shape in size.split(","))
         time = call.of("shipping.several_sizes:size_times", "estimating times")(model, shapes, lengths, target)
     choice = call(lengths, count, time=time)
     if plot is not None:
         choice.save_plot(plot)
     if model is not None and size is not None:
-        then = _made(model, size, choice.best.sizes)
+        then = _sizes_command(model, size, choice.best.sizes)
     return Outcome(choice, wrote=[plot], then=then)
 
 
-def _made(model: str, size: str, lengths: Sequence[int]) -> str:
+def _sizes_command(model: str, size: str, lengths: Sequence[int]) -> str:
     """Return the command that makes a model at the chosen lengths."""
     each = [("--size", re.sub(r"(?<=[=x])N(?=x|,|$)", str(length), size)) for length in lengths]
     return command(
         "sizes", model, *(word for pair in each for word in pair), "--out", f"{Path(model).stem}_sizes"
     )
-
-
-def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
-    """Read the name and the shape in "ids=1xN", with None in place of N.
-
-    Raises:
-        SurgeryError: it has no N, or is no shape.
-    """
-    name, _, shape = text.rpartition("=")
-    axes = shape.split("x")
-    if not name or "N" not in axes or not all(n == "N" or (n.isdigit() and int(n)) for n in axes):
-        raise SurgeryError(f"{text!r} is not INPUT=1xN, with N in the place of the length")
-    return name, tuple(None if n == "N" else int(n) for n in axes)
 
 
 @subcommand("shipping.several_sizes:sizes", waits="making the sizes", engine=False)

@@ -112,7 +112,7 @@ class CompressedCache(Smaller):
         """Return plain data."""
         loss = {"kl": self.loss.kl, "top1": self.loss.top1, "psnr_db": self.loss.psnr}
         lists = {name: list(getattr(self, name)) for name in ("bytes", "texts", "on_engine", "notes")}
-        scales = {name: list(each) for name, each in self.scales.items()}
+        scales = {name: list(values) for name, values in self.scales.items()}
         return {"scales": scales, "each": self.each, "tried": self.tried, "loss": loss, **lists}
 
     def __str__(self) -> str:
@@ -158,8 +158,8 @@ def compress_cache(
     notes = _check_target(device)
     if len(texts) < 2:
         raise SurgeryError(f"{len(texts)} texts; give two at least, one to calibrate with and one to judge by")
-    held_out = [text for n, text in enumerate(texts) if n % HELD_OUT == min(len(texts), HELD_OUT) - 1]
-    calibration = [text for text in texts if not any(text is other for other in held_out)]
+    held = range(min(len(texts), HELD_OUT) - 1, len(texts), HELD_OUT)
+    held_out, calibration = [texts[n] for n in held], [text for n, text in enumerate(texts) if n not in held]
     ranges, each, tried = _measure_ranges(plain, names, calibration, scales)
     edited = _with_int8_cache(plain, ranges, each)
     before, after = (engine_share(placed(subject.loaded, device)) for subject in (plain, edited))
@@ -214,9 +214,9 @@ def _with_int8_cache(plain: MLProgram, ranges: _Ranges, each: str) -> MLProgram:
     for name in ranges.names:
         if each not in ranges.axes[name]:
             raise SurgeryError(f"{name} has no axis of channels beside that of positions; leave scales= out")
-        scales = _Scales(each, ranges.scales(name, each))
         for function in program.functions.values():
-            _quantize_cache(function, name, scales)
+            _quantize_cache(function, name, each, ranges.scales(name, each))
+    # `raised` gives a copy of the functions, which share its constants
     edited.loaded.program.functions.update(program.functions)
     return edited
 
@@ -270,16 +270,6 @@ def _check_target(target: Target) -> list[str]:
     if set(target.chips) == {FAILED}:
         raise SurgeryError(f"{words} (reported: john-rocky/CoreML-LLM); keep the cache in fp16 there")
     return [f"{words} (reported); name your chip by target="] if FAILED in target.chips else []
-
-
-@dataclass(frozen=True)
-class _Scales:
-    """The scales of one cache."""
-
-    each: str
-    """What has a scale of its own: "head" or "channel"."""
-    values: Array
-    """In the type of the cache, of a shape that broadcasts to it."""
 
 
 class _Ranges:
@@ -348,8 +338,15 @@ def _scale_axes(values: Array) -> dict[str, tuple[int, ...]]:
     return axes
 
 
-def _quantize_cache(function: Function, name: str, scales: _Scales) -> None:
-    """Let a function read and return a cache in 8 bits, if it has that cache."""
+def _quantize_cache(function: Function, name: str, each: str, scales: Array) -> None:
+    """Let a function read and return a cache in 8 bits, if it has that cache.
+
+    Args:
+        function: it is changed.
+        name: the input of the cache.
+        each: "head" or "channel", which has a scale of its own.
+        scales: in the dtype of the cache, of a shape that broadcasts to it.
+    """
     old = function.inputs.get(name)
     out = next((v for v in function.outputs if v.name == f"{name}{BACK}"), None)
     if old is None or out is None:
@@ -357,43 +354,37 @@ def _quantize_cache(function: Function, name: str, scales: _Scales) -> None:
     outputs, first = list(function.outputs), next(iter(function.operations))
     with function:
         new = add_input(function, name, static_shape(old) or (), types.int8)
-        read = _build_dequantize(new, scales, f"{name}_read", first)
+        read = _build_dequantize(new, each, scales, f"{name}_read", first)
         replace_uses(function, anchor_op=read.op, old_var=old, new_var=read)
         kept = read if out is old else out
-        codes = _build_quantize(kept, scales, f"{name}_codes")
-    kept.name = f"{name}_kept" if kept is out else kept.name
+        codes = _build_quantize(kept, each, scales, f"{name}_codes")
+    if kept is out:
+        kept.name = f"{name}_kept"
     codes.name = f"{name}{BACK}"
     function.set_outputs([codes if v is out else v for v in outputs])
 
 
-def _build_dequantize(codes: Var, scales: _Scales, name: str, before: Operation) -> Var:
+def _build_dequantize(codes: Var, each: str, scales: Array, name: str, before: Operation) -> Any:
     """Build the numbers of codes."""
-    read: Var
-    if scales.each == HEAD:
-        read = mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before)
-    else:
-        one = scales.values.dtype.type(1)
-        numbers = mb.dequantize(input=codes, scale=one, name=f"{name}_codes", before_op=before)
-        read = mb.mul(x=numbers, y=scales.values, name=name, before_op=before)
-    return read
+    if each == HEAD:
+        return mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before)
+    one = scales.dtype.type(1)
+    numbers = mb.dequantize(input=codes, scale=one, name=f"{name}_codes", before_op=before)
+    return mb.mul(x=numbers, y=scales, name=name, before_op=before)
 
 
-def _build_quantize(kept: Var, scales: _Scales, name: str) -> Var:
+def _build_quantize(kept: Var, each: str, scales: Array, name: str) -> Any:
     """Build the codes of numbers."""
-    codes: Var
-    if scales.each == HEAD:
-        codes = mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name)
-    else:
-        dtype = scales.values.dtype
-        inverses = (1 / scales.values.astype(np.float64)).astype(dtype)
-        steps = mb.mul(x=kept, y=inverses, name=f"{name}_steps")
-        codes = mb.quantize(input=steps, scale=dtype.type(1), output_dtype="int8", name=name)
-    return codes
+    if each == HEAD:
+        return mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name)
+    inverses = (1 / scales.astype(np.float64)).astype(scales.dtype)
+    steps = mb.mul(x=kept, y=inverses, name=f"{name}_steps")
+    return mb.quantize(input=steps, scale=scales.dtype.type(1), output_dtype="int8", name=name)
 
 
-def _along_heads(scales: _Scales) -> dict[str, Any]:
+def _along_heads(scales: Array) -> dict[str, Any]:
     """Return the arguments of quantize and dequantize for scales of heads."""
-    return {"scale": scales.values.ravel(), "axis": np.int32(HEADS)}
+    return {"scale": scales.ravel(), "axis": np.int32(HEADS)}
 
 
 def _cache_bytes(subject: MLProgram, names: Sequence[str]) -> int:

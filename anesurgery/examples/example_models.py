@@ -210,10 +210,8 @@ class Bert(nn.Module):
 
     def __init__(self, sizes: Sizes = BERT_SIZES) -> None:
         super().__init__()
-        self.words, self.positions = (
-            nn.Embedding(sizes.words, sizes.width),
-            nn.Embedding(sizes.tokens, sizes.width),
-        )
+        self.words = nn.Embedding(sizes.words, sizes.width)
+        self.positions = nn.Embedding(sizes.tokens, sizes.width)
         self.types, self.norm = nn.Embedding(2, sizes.width), nn.LayerNorm(sizes.width)
         self.layers = nn.ModuleList(BertBlock(sizes) for _ in range(sizes.layers))
         self.pooler = nn.Linear(sizes.width, sizes.width)
@@ -264,9 +262,7 @@ class SpeechLayer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(SPEECH_WIDTH) for _ in range(3 if cross else 2))
         self.own, self.cross = SpeechAttention(), SpeechAttention() if cross else None
-        self.mlp = nn.Sequential(
-            nn.Linear(SPEECH_WIDTH, 4 * SPEECH_WIDTH), nn.GELU(), nn.Linear(4 * SPEECH_WIDTH, SPEECH_WIDTH)
-        )
+        self.mlp = feed_forward(SPEECH_WIDTH, "none")
 
     def forward(self, x: Tensor, heard: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Attend and compute, each added to what came in."""
@@ -336,9 +332,7 @@ class VisionLayer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(VISION_WIDTH), nn.LayerNorm(VISION_WIDTH)
         self.qkv, self.proj = nn.Linear(VISION_WIDTH, 3 * VISION_WIDTH), nn.Linear(VISION_WIDTH, VISION_WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(VISION_WIDTH, 4 * VISION_WIDTH), nn.GELU(), nn.Linear(4 * VISION_WIDTH, VISION_WIDTH)
-        )
+        self.mlp = feed_forward(VISION_WIDTH, "none")
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend and compute, each added to what came in."""
@@ -358,11 +352,8 @@ class ViT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.norm, self.head = (
-            Patches(),
-            nn.LayerNorm(VISION_WIDTH),
-            nn.Linear(VISION_WIDTH, 1000),
-        )
+        self.patches, self.norm = Patches(), nn.LayerNorm(VISION_WIDTH)
+        self.head = nn.Linear(VISION_WIDTH, 1000)
         self.layers = nn.Sequential(*(VisionLayer() for _ in range(VISION_LAYERS)))
 
     def forward(self, picture: Tensor) -> Tensor:
@@ -402,8 +393,8 @@ class UNet(nn.Module):
     def forward(self, noisy: Tensor) -> Tensor:
         """Down, and up again beside what was seen on the way."""
         wide = self.down1(self.enter(noisy))
-        half = self.down2(nn.functional.avg_pool2d(wide, 2))
-        x = self.middle(nn.functional.avg_pool2d(half, 2))
+        half = self.down2(functional.avg_pool2d(wide, 2))
+        x = self.middle(functional.avg_pool2d(half, 2))
         x = self.join2(torch.cat([self.up2(x), half], 1))
         return self.leave(self.join1(torch.cat([self.up1(x), wide], 1)))
 

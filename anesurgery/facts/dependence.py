@@ -1,4 +1,4 @@
-"""Which ops a value depends on (`slice_back`), and which ops depend on no input (`fixed_ops`)."""
+"""Which ops a value depends on (`slice_back`), and which depend on no input (`fixed_ops`, `never_equal`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _is_fixed(op: Operation, known: set[Var]) -> bool:
         return False
     if not all(is_tensor(v) and static_shape(v) is not None for v in op.outputs):
         return False
-    unread = shape_only(op)
+    unread = shape_only(op)  # its shape must be known all the same
     return known.issuperset(v for v in reads(op) if v is not unread or static_shape(v) is None)
 
 
@@ -83,7 +83,7 @@ def never_equal(op: Operation, numbers: WholeNumbers) -> bool:
 
 
 def looks_up_equal_rows(op: Operation) -> bool:
-    """Does an op look up a row in a stored table whose rows are all the same?"""
+    """Does an op look up a row, by a computed index, in a stored table whose rows are all the same?"""
     table, axis = constant(op.x), number(op.inputs.get("axis"))
     if table is None or constant(op.indices) is not None or axis is None or not np.ndim(table):
         return False

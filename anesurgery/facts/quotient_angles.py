@@ -60,7 +60,7 @@ def quotient_angle(op: Operation) -> QuotientAngle | None:
 
 
 def may_divide_by_zero(division: Operation) -> bool:
-    """May a divisor be 0? Of x plus a number that fp16 does not hold, x is asked."""
+    """May a divisor be 0? Of x plus at most `LARGEST_ADDED`, x decides."""
     divisor = _divisor(division.y)
     low, high = interval(divisor)
     return low <= 0 <= high and not is_stored(divisor) and not _is_replaced(divisor)
@@ -96,7 +96,7 @@ def _points(ops: tuple[Operation, ...]) -> Array:
 
 
 def _division(op: Operation) -> Operation | None:
-    """Return the division inside the one arc tangent upstream of an op, within `MOST_OPS` ops; else None."""
+    """Return the division in the first arc tangent upstream of an op, within `MOST_OPS` ops; else None."""
     pending, seen = [op], {op}
     while pending and len(seen) <= MOST_OPS:
         current = pending.pop()
@@ -115,9 +115,10 @@ def _values(op: Operation) -> list[Var]:
 
 
 def _divisor(var: Var) -> Var:
-    """Return the x of `x + a little`, where the little number may be added only where x is near 0."""
-    add = producer(var, "add")
-    for value, other in () if add is None else ((add.x, add.y), (add.y, add.x)):
+    """Return the x of `x + a little`, or of `x + a little * mask`, which is added only where x is near 0."""
+    if (add := producer(var, "add")) is None:
+        return var
+    for value, other in ((add.x, add.y), (add.y, add.x)):
         shift = producer(other, "mul")
         factors = [] if shift is None else [v for v in (shift.x, shift.y) if is_stored(v)]
         little = number(other) if is_stored(other) else number(factors[0]) if factors else None
@@ -176,7 +177,7 @@ def results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | N
 
 
 def _continues_downstream(angle: QuotientAngle) -> bool:
-    """Is an op further downstream the same angle, with the points on the axes told apart?"""
+    """Is an op further downstream the same angle, corrected where x or y is 0?"""
     reached = [angle.ops[0]]
     for _ in range(OPS_TO_NEXT):
         reached = [r for op in reached for v in op.outputs for r in consumers(v) if r.op_type in ENDS]

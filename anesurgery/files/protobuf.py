@@ -1,9 +1,10 @@
 """Convert between the MIL protobuf and a coremltools program: `from_proto` and `to_proto`.
 
-coremltools' own reader and exporter do the work, with some functions replaced while they run. Weights stay in
-their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no graph pass and
-renames nothing. Descriptions of types are cached. Some programs that coremltools writes but refuses to read are
-accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named dimensions.
+The reader and exporter of coremltools (the host) do the work, with some functions replaced while they run.
+Weights stay in their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no
+graph pass and renames nothing. Descriptions of types are cached. Some programs that coremltools writes but
+refuses to read are accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named
+dimensions.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def _undo_host_changes(function: Any, spec: Any) -> None:
             pending.extend(op.blocks)
             retype_defaults(op)
             var = op.outputs[0]
-            if op.op_type == "coreml_update_state":
+            if op.op_type == "coreml_update_state":  # the reader numbers it
                 op.name = var.name
             unused = not var.child_ops and var not in block.outputs
             if op.op_type == "const" and unused and var.name not in named:
@@ -388,18 +389,23 @@ def _without_attributes(function: Any) -> Any:
     return copy
 
 
-def _file_value(var: Var, offset: int) -> Any:
+def _file_value(shape: Sequence[int], element: Any, offset: int) -> Any:
+    """Return the `Value` message of a constant in the weight file; `element` is a MIL type."""
+    return create_file_value_tensor(
+        file_name=WEIGHT_FILE, offset=offset, dim=shape, data_type=types_to_proto_primitive(element)
+    )
+
+
+def _file_value_of(var: Var, offset: int) -> Any:
     """Return the `Value` message of a constant in the weight file."""
     element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
-    return create_file_value_tensor(
-        file_name=WEIGHT_FILE, offset=offset, dim=var.val.shape, data_type=types_to_proto_primitive(element)
-    )
+    return _file_value(var.val.shape, element, offset)
 
 
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Make coremltools' exporter write no weight file inside the body, if only the rest is needed."""
-    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _file_value(var, 0)):
+    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _file_value_of(var, 0)):
         yield
 
 
@@ -411,13 +417,7 @@ def opset_name(version: int) -> str:
 def stored_value(array: Array, weights: InMemoryWeights) -> Any:
     """Return the `Value` message of an array that is kept in `weights`; its dtype gives the number of bits."""
     weights.append(array)
-    element = types.numpy_type_to_builtin_type(array.dtype)
-    return create_file_value_tensor(
-        file_name=WEIGHT_FILE,
-        offset=len(weights) - 1,
-        dim=array.shape,
-        data_type=types_to_proto_primitive(element),
-    )
+    return _file_value(array.shape, types.numpy_type_to_builtin_type(array.dtype), len(weights) - 1)
 
 
 def bools_value(array: Array) -> Any:
@@ -443,7 +443,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def create_file_value(self, var: Var) -> Any:
         offset = self._store(var)
-        return create_immediate_value(var) if offset is None else _file_value(var, offset)
+        return create_immediate_value(var) if offset is None else _file_value_of(var, offset)
 
     def get_milproto_value(self, var: Var) -> Any:
         value = var.val
@@ -489,16 +489,16 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
         LoadError: its control flow is nested deeper than `DEEPEST` blocks.
     """
     check_depth(program)
-    opsets = (
-        {} if source is None else {n: _opset_kept(f.opset, program, n) for n, f in source.functions.items()}
-    )
+    functions = {} if source is None else source.functions
+    kept = {name: function for name, function in functions.items() if name in program.functions}
+    opsets = {name: f.opset for name, f in kept.items() if f.opset not in _TARGETS}  # unknown to coremltools
     with quiet_host():
         exported = _Exporter(program, version, store, opsets).export()
     if source is not None:
         exported.docString = source.docString
         for name, attribute in source.attributes.items():
             exported.attributes[name].CopyFrom(attribute)
-        for name, function in source.functions.items():
+        for name, function in kept.items():
             for key, attribute in function.attributes.items():
                 exported.functions[name].attributes[key].CopyFrom(attribute)
     return exported
@@ -515,13 +515,6 @@ class InMemoryWeights(list[Array]):
     def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
         """Return the value at an offset."""
         return self[offset]
-
-
-def _opset_kept(opset: str, program: Program, name: str) -> str:
-    """Return the opset of a function: that of its ops, or an opset name unknown to coremltools as it was."""
-    if name not in program.functions or opset not in _TARGETS:
-        return opset
-    return _program_opset(program.functions[name])
 
 
 def _program_opset(function: Function) -> str:

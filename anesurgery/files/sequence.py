@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 MEMBER = "{}: {}"
 """The name of a function or value of a member, from both names."""
 SUFFIX = ".mlpackage"
+NETWORK_SUFFIX = ".mlmodel"
 
 
 class Ends(NamedTuple):
@@ -58,7 +59,7 @@ class ModelSequence:
     """Models that run one after the other. Those in `loaded` can be run, edited and written."""
 
     spec: Any
-    """The specification of the whole, with every model in order; those in `loaded` are as read, or empty."""
+    """The specification of the whole, with every model in order; `write` fills in those in `loaded`."""
     loaded: Mapping[str, Loaded]
     """Name of a member -> its model, in order."""
     source: Path | None = None
@@ -113,7 +114,7 @@ class ModelSequence:
     def _suffix(self, target: Path) -> str:
         """Return the suffix that the target must have."""
         networks = all(map(is_network, self.loaded.values()))
-        return target.suffix if networks and target.suffix == ".mlmodel" else SUFFIX
+        return target.suffix if networks and target.suffix == NETWORK_SUFFIX else SUFFIX
 
     def write(self, place: Path) -> None:
         """Write the files of a package into a new folder, or networks into an .mlmodel file.
@@ -193,7 +194,6 @@ def members(spec: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 MANIFEST = "chain.json"
-NETWORK_SUFFIX = ".mlmodel"
 PIPELINE_OF_LAST = {
     "neuralNetworkClassifier": "pipelineClassifier",
     "neuralNetworkRegressor": "pipelineRegressor",
@@ -395,17 +395,17 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
     file = folder / MANIFEST
     try:
         content = read_json(file)
-        names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
+        names, whole = tuple(_strings(content["models"])), _ends(content)
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
-        is_chain_file = content["format"] == FORMAT and bool(names)
+        is_complete = content["format"] == FORMAT and bool(names)
     except (OSError, *DAMAGED) as error:
         raise LoadError(f"{file} cannot be understood: {damage(error)}; cut the model again") from error
-    if not is_chain_file or any(name != Path(name).name or name in ("", ".", "..") for name in names):
+    if not is_complete or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
         )
     chunks = [load(folder / name) for name in names]
-    ends = functions or {"": Ends(inputs, outputs)}
+    ends = functions or {"": whole}
     for function, (wanted_inputs, wanted_outputs) in ends.items():
         inputs_read, outputs_made = (_features(chunks, function, kind) for kind in ("input", "output"))
         if missing_names := sorted({*wanted_inputs} - {*inputs_read} | {*wanted_outputs} - {*outputs_made}):

@@ -34,7 +34,7 @@ def view_as_complex(context: Any, node: Any) -> None:
 
 
 Parts = tuple[Var | None, Var | None]
-"""(real part, imaginary part) as floats; None for a part that is 0, so at most one is None."""
+"""(real part, imaginary part) as floats; None, which is false, for a part that is 0: at most one."""
 
 
 def is_complex(x: Any) -> bool:
@@ -67,11 +67,11 @@ def _is_zero(part: Var) -> bool:
 
 
 def _added(x: Var | None, y: Var | None) -> Var | None:
-    return x or y if x is None or y is None else mb.add(x=x, y=y)
+    return mb.add(x=x, y=y) if x and y else x or y
 
 
 def _times(x: Var | None, y: Var | None, multiply: Callable[[Var, Var], Var]) -> Var | None:
-    return None if x is None or y is None else multiply(x, y)
+    return multiply(x, y) if x and y else None
 
 
 def _negative(x: Var | None) -> Var | None:
@@ -86,17 +86,13 @@ def _difference(x: Parts, y: Parts) -> Parts:
     return _sum(x, (_negative(y[0]), _negative(y[1])))
 
 
-def _elementwise(x: Var, y: Var) -> Var:
-    product: Var = mb.mul(x=x, y=y)
-    return product
-
-
-def _product(x: Parts, y: Parts, multiply: Callable[[Var, Var], Var] = _elementwise) -> Parts:
+def _product(x: Parts, y: Parts, multiply: Callable[[Var, Var], Var] = lambda x, y: mb.mul(x=x, y=y)) -> Parts:
     (a, b), (c, d) = x, y
     first, second = _times(a, c, multiply), _times(b, d, multiply)
-    real = first and second and mb.sub(x=first, y=second)
     imaginary = _added(_times(a, d, multiply), _times(b, c, multiply))
-    return real or first or _negative(second), imaginary
+    if first and second:  # one op fewer than the sum with the negative
+        return mb.sub(x=first, y=second), imaginary
+    return first or _negative(second), imaginary
 
 
 def bilinear(multiply: Callable[[Var, Var], Var]) -> Callable[[Var, Var], Var]:
@@ -136,11 +132,11 @@ def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
         if not any(map(is_complex, (*operands, alpha))):
             host(context, node)
             return
-        scaled = [_parts(v) for v in operands]
+        parts = [_parts(v) for v in operands]
         if known_value(alpha) != 1:
-            which = int(kind != "rsub")
-            scaled[which] = _product(scaled[which], _parts(alpha))
-        context.add(_as_complex(ARITHMETIC[kind](*scaled)), torch_name=node.name)
+            which = int(kind != "rsub")  # x + alpha y and x - alpha y, but y - alpha x
+            parts[which] = _product(parts[which], _parts(alpha))
+        context.add(_as_complex(ARITHMETIC[kind](*parts)), torch_name=node.name)
 
     return wrap
 
@@ -161,10 +157,6 @@ def _zeros(like: Var | None) -> Var:
 def _exponential(a: Var, b: Var) -> Parts:
     size = mb.exp(x=a)
     return mb.mul(x=size, y=mb.cos(x=b)), mb.mul(x=size, y=mb.sin(x=b))
-
-
-def _conjugate(a: Var, b: Var) -> Parts:
-    return a, mb.mul(x=b, y=np.float32(-1))
 
 
 def with_complex_function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Convert | None], Convert]:
@@ -188,12 +180,11 @@ def with_complex_function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Co
     return wrap
 
 
-exponential, squared = (
-    with_complex_function(_exponential),
-    with_complex_function(lambda a, b: _product((a, b), (a, b))),
-)
+exponential = with_complex_function(_exponential)
+squared = with_complex_function(lambda a, b: _product((a, b), (a, b)))
 inverse = with_complex_function(lambda a, b: _quotient((mb.const(val=np.float32(1)), None), (a, b)))
-conjugate = with_complex_function(_conjugate)(None)
+conjugate = with_complex_function(lambda a, b: (a, _negative(b)))(None)
+# `torch.resolve_conj` computes a conjugate that was put off; here none is
 resolved = with_complex_function(lambda a, b: (a, b))(None)
 
 
@@ -222,12 +213,14 @@ def _angle(y: Var, x: Var) -> Var:
 
 
 def register() -> None:
-    """Let coremltools read complex literals; a second call changes nothing."""
+    """Let coremltools read complex literals, and lower complex ops in their module. It may be called again."""
     from coremltools.converters.mil.frontend.torch import internal_graph
     from coremltools.converters.mil.mil.passes.defs import lower_complex_dialect_ops as lowering
 
     if lowering._lower_complex_dialect_ops_in_block.__module__ != __name__:
-        lowering._lower_complex_dialect_ops_in_block = _in_modules(lowering._lower_complex_dialect_ops_in_block)
+        lowering._lower_complex_dialect_ops_in_block = _keeping_modules(
+            lowering._lower_complex_dialect_ops_in_block
+        )
 
     node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
     if graph.from_exir.__module__ != __name__:
@@ -236,7 +229,7 @@ def register() -> None:
         graph.from_exir = staticmethod(_with_literals(graph.from_exir))
 
 
-def _in_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
+def _keeping_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap the lowering of complex ops: it forgets the module of some ops, and coremltools refuses those."""
 
     def lower(function: Any) -> None:
@@ -252,7 +245,7 @@ def _in_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _literal_node(kind: Any, name: str, value: complex, **more: Any) -> Any:
-    """Return a constant node. It has an axis-free array, since coremltools takes parts of arrays only."""
+    """Return a constant node. Its array has no axes: coremltools takes parts of arrays only."""
     return kind("constant", [], [name], attr={"value": np.asarray(value, np.complex64)}, **more)
 
 
@@ -311,7 +304,7 @@ def refusing_complex_fill(host: Convert, context: Any, node: Any) -> None:
     host(context, node)
 
 
-COMPLEX = (9, 10)
+COMPLEX_CODES = (9, 10)
 """Torch's codes of complex64 and complex128."""
 
 
@@ -322,7 +315,7 @@ def with_complex_cast(host: Convert, context: Any, node: Any) -> None:
     asked = [known_value(v) for v in (*rest[:1], keyword(context, node, "dtype")) if v is not None]
     if isinstance(x, Var) and types.is_complex(x.dtype):
         context.add(x, torch_name=node.name)
-    elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
+    elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX_CODES for v in asked):
         context.add(_as_complex((mb.cast(x=x, dtype="fp32"), None)), torch_name=node.name)
     else:
         host(context, node)
@@ -357,7 +350,7 @@ def _joined(real: Any, imaginary: Any) -> Any:
     return [mb.complex(real_data=a, imag_data=b) for a, b in zip(real, imaginary, strict=True)]
 
 
-ALIASES = {f"fft_{half}fft2": f"fft_{half}fftn" for half in ("", "i", "r", "ir")}
+TRANSFORMS = {f"fft_{kind}fft2": f"fft_{kind}fftn" for kind in ("", "i", "r", "ir")}
 """Transform over two axes -> the transform over any number of axes, which has the same arguments."""
 
 

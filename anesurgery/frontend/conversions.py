@@ -25,8 +25,8 @@ from anesurgery.frontend.arguments import (
     promoted,
     wrapper,
 )
-from anesurgery.frontend.complex_numbers import ALIASES as TRANSFORMS
 from anesurgery.frontend.complex_numbers import (
+    TRANSFORMS,
     angle,
     atan2,
     conjugate,

@@ -108,7 +108,7 @@ def _bind_view(step: Step, fixed: Mapping[str, Any]) -> Call | None:
     before, after = (static_shape(v) for v in (source, step.op.outputs[0]))
     if not before or not after or 0 in before or 0 in after or isinstance(source, tuple):
         return None
-    function = getattr(step.function, "stands_for", step.function)
+    function = getattr(step.function, "stands_for", step.function)  # `sliced_by` marks its result
     if function in VIEWS:
         return lambda env: env[source].reshape(after)
     if function is tensor.transpose:
@@ -124,7 +124,7 @@ def _bind_torch_function(step: Step, fixed: Mapping[str, Any]) -> Call | None:
     """Bind an op that is a torch function of x, or of x and y, one of which may be a constant."""
     implementation = TABLE[step.op.op_type]
     is_own = step.function is implementation.function  # or else an arithmetic has another
-    function = implementation.plain if is_own else None
+    function = implementation.plain if is_own else None  # the bare torch function
     if function is None or not fixed.keys() <= {"x", "y"}:
         return None
     reads = dict(step.reads)
@@ -174,7 +174,10 @@ def _bind_any(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]
 
 
 def _in_order(function: Callable[..., Any], values: Sequence[Var], dense: bool) -> Call:
-    """Bind a function of one, two or more values; `dense` makes each contiguous."""
+    """Bind a function of one, two or more values; `dense` makes each contiguous.
+
+    One value and two have lambdas of their own, which save a list at each call.
+    """
     if len(values) == 1:
         (x,) = values
         if dense:

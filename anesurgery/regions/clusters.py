@@ -50,12 +50,7 @@ def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None
 def _table_of_group(rows: Array, entries: int) -> Array:
     """Return the table [entries, width] of one group; unused entries are 0."""
     distinct, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
-    distinct = distinct.reshape(-1, rows.shape[1])
-    table = np.zeros((entries, rows.shape[1]))
-    if len(distinct) <= entries:
-        table[: len(distinct)] = distinct
-        return table
-    return _find_table(distinct, counts, entries)
+    return _find_table(distinct.reshape(-1, rows.shape[1]), counts, entries)
 
 
 @dataclass(frozen=True)
@@ -78,10 +73,6 @@ def weighted(totals: WeightedVectors, entries: int) -> Array:
     Returns:
         [entries, width]; unused entries are 0.
     """
-    table = np.zeros((entries, totals.known.shape[1]))
-    if len(totals.known) <= entries:
-        table[: len(totals.known)] = totals.known
-        return table
     return _find_table(totals.known, totals.weights, entries)
 
 
@@ -120,7 +111,9 @@ def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Wei
 
 
 def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
-    """Return the table for more distinct rows than entries; `counts` are their weights."""
+    """Return the table of distinct rows; `counts` are their weights. Unused entries are 0."""
+    if len(distinct) <= entries:
+        return np.pad(distinct.astype(np.float64), ((0, entries - len(distinct)), (0, 0)))
     parts = max(LEAST_MEANS, MEANS_PER_ENTRY * entries)
     if distinct.shape[1] == 1 and len(distinct) > parts:
         distinct, counts = _merged_neighbours(distinct[:, 0], counts, parts)
@@ -134,7 +127,7 @@ def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
         nearest = _nearest(distinct, values)
         total = np.bincount(nearest, counts, entries)
         sums = [np.bincount(nearest, counts * column, entries) for column in distinct.T]
-        means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.maximum(total, 1)[:, None], values)
+        means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.where(total > 0, total, 1)[:, None], values)
         if np.array_equal(means, values):
             break
         values = means
@@ -168,8 +161,8 @@ def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
     squared_distances = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
     for _ in range(entries - 1):
         weight = squared_distances * counts
-        chosen.append(int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right")))
-        chosen[-1] = min(chosen[-1], len(distinct) - 1)
+        place = int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right"))
+        chosen.append(min(place, len(distinct) - 1))
         squared_distances = np.minimum(squared_distances, ((distinct - distinct[chosen[-1]]) ** 2).sum(1))
     return distinct[chosen].astype(np.float64)
 

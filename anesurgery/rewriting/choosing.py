@@ -80,7 +80,7 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     Raises:
         SurgeryError: a step fails.
     """
-    # the first search for remedies decides the target of the plan
+    # a `Searching` step stands for the passes that a search finds; the first one names the target of the plan
     targets = (step.judged_on(session) for step in wish.steps if isinstance(step, Searching))
     target = next(targets, None) or Target.parse(session.target)
     trials, start = Trials(session), Trial(given, target, session)
@@ -99,17 +99,18 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
         end, less_exact = exact.end, exact.losses
     end = _with_last_steps(search, end)
     near = outputs.before_and_after(start, end) if session.samples or repairing else (None, None)
-    judged = gain if end is searched else _gain(wish, search, outputs, end)
+    gain = gain if end is searched else _gain(wish, search, outputs, end)
     refusals = list[tuple[str, Refusal]]()  # of the recipe
-    if not judged:  # then the plan has no steps
-        judged, end, near = (why := _no_gain(search, end)), start, (near[0], near[0])
+    if not gain:  # then the plan has no steps
+        gain = why = _no_gain(search, end)
+        end, near = start, (near[0], near[0])
         refusals += [(wish.name, Refusal(why))] if given.was_network else []
     composer = _Composer(wish, search, outputs, end, repairs, less_exact, near)
-    return Chosen(composer.plan(judged, refusals), start, None if wish.costly else end)
+    return Chosen(composer.plan(gain, refusals), start, None if wish.costly else end)
 
 
 def _required(wish: Wish, repairs: Sequence[Repairs]) -> dict[Pass, str]:
-    """Return the steps that stay whatever they cost, and their gentler forms -> why they stay."""
+    """Return the steps that stay whatever they cost, and their gentler forms (more digits) -> why they stay."""
     required = {step: ASKED for step in wish.steps if step.name in wish.asked}
     required |= {step: repair.needed for repair in repairs for step in repair.steps}
     forms = ((form, why) for step, why in required.items() for form in (step, step.gentler()))
@@ -117,7 +118,10 @@ def _required(wish: Wish, repairs: Sequence[Repairs]) -> dict[Pass, str]:
 
 
 def _with_last_steps(search: Search, end: Trial) -> Trial:
-    """Return the trial after the steps that are needed after a search; from then on `search` requires them."""
+    """Return the trial after the steps needed after a search; a step that fails or changes nothing is skipped.
+
+    From then on `search` requires all of these steps.
+    """
     searching, session = search.searching_step, search.tried.session
     for step, why in () if searching is None else searching.last(end.subject, session):
         search.required[step] = why
@@ -169,7 +173,7 @@ def _gain(wish: Wish, search: Search, outputs: Outputs, end: Trial) -> Words:
 def _gain_in_score(search: Search, outputs: Outputs, end: Trial) -> Words:
     """Return a measured gain, else an estimated one, else that NaN outputs are finite now; "" for nothing.
 
-    Without a target, what is gained on each chip is computed only if somebody asks.
+    Without a target, it is a function: what is gained on each chip is computed only if somebody asks.
     """
     start, has_target = search.start, bool(search.tried.session.target)
     if not end.score.on_cpu and search.measured_gain(end.steps, start):
@@ -177,7 +181,7 @@ def _gain_in_score(search: Search, outputs: Outputs, end: Trial) -> Words:
     if has_target and not start.subject.was_network:
         gain = end.score.worth(start.score)
     else:
-        with start.known.within():
+        with start.known.within():  # verdicts on unchanged ops are not computed again
             changes = (_change_on(target, start.subject, end.subject) for target in _targets(search))
             gain = next(filter(None, (change.gain for change in changes)), "")
     if not gain and any(finding.kind == "numeric" for finding in start.findings):
@@ -203,8 +207,8 @@ class _Composer:
     near: tuple[Near | None, Near | None]
     """How near the outputs are to the exact ones before and after the plan."""
 
-    def plan(self, judged: Words, recipe_refusals: Sequence[tuple[str, Refusal]]) -> Plan:
-        """Return the plan; `judged` says what it gains, `recipe_refusals` why it has no steps, by name."""
+    def plan(self, gain: Words, recipe_refusals: Sequence[tuple[str, Refusal]]) -> Plan:
+        """Return the plan; `gain` says what it gains, `recipe_refusals` why it has no steps, by name."""
         start, results, target = self.search.start, self.search.results, self.search.tried.session.target
         step = self.search.searching_step
         notes, refusals = ([], []) if step is None else step.report(self.search, self.end)
@@ -216,7 +220,7 @@ class _Composer:
             left_out=(*recipe_refusals, *refusals, *self.left_out()),
             notes=(*notes, *self.notes()),
             warnings=tuple(results.warnings) if self.end is not start else (),
-            judged=judged,
+            judged=gain,
             wrong="; ".join(filter(None, [*wrong, self.outputs.wrong(self.near[1])])),
             outputs=self.near,
             figures=figures(start.score_if_any, self.end.score_if_any) if target else {},
@@ -233,6 +237,7 @@ class _Composer:
         for trial in self.end.path:
             step, old = trial.steps[-1], trial.before
             why = remedies.get(step) or search.required.get(step, "")
+            # where losses of digits are judged, a step that was asked for is told as the repair that it may be
             if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
                 why = MAY + rules
             if not why and search.tried.session.target and trial.score_if_any is not None and old is not None:

@@ -28,7 +28,7 @@ from anesurgery.compressing.modes import SMALLEST
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
-from anesurgery.shipping.recurrent_states import CACHE_NAMES, read_beginning
+from anesurgery.shipping.recurrent_states import CACHE_NAMES, POSITION_IDS, positions_given, read_beginning
 
 TRIED = 24
 """Tokens that are read one by one, and as prompts of several lengths. A choice: each costs a run of both."""
@@ -54,8 +54,8 @@ SLACK = 6.0
 often."""
 WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size", "local_attention", "window_size")
 """Names in configs for the number of tokens that attention looks back."""
-KEEP, POSITIONS = "logits_to_keep", "position_ids"
-"""Arguments of most modules of transformers: the rows for which to compute logits, and the positions."""
+KEEP = "logits_to_keep"
+"""The argument of most modules of transformers that holds the rows for which to compute logits."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
         output, cache = read_beginning(module, argument, tokens[:, :2])
         rows = list(output.logits[0].numpy())
         for at in range(2, len(ids)):
-            output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache})
+            told = positions_given(module, torch.tensor([at]))
+            output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache}, **told)
             later = getattr(output, argument, None)
             cache = cache if later is None else later
             rows.append(output.logits[0, -1].numpy())
@@ -171,14 +172,14 @@ def counts_positions_otherwise(module: Any, text: ComparedText) -> bool:
 
     RoBERTa, for one, counts from its padding token on. Then its logits differ from those of `generate`.
     """
-    if POSITIONS not in inspect.signature(module.forward).parameters:
+    if POSITION_IDS not in inspect.signature(module.forward).parameters:
         return False
     tokens = torch.from_numpy(text.ids[: text.short].astype(np.int64))[None]
     try:
         with torch.no_grad():
             own, counted = (
                 module(tokens, use_cache=False, **given).logits[0].numpy()
-                for given in ({}, {POSITIONS: torch.arange(text.short)[None]})
+                for given in ({}, {POSITION_IDS: torch.arange(text.short)[None]})
             )
     except Exception:  # torch raises what it likes: it does not take positions so
         return False

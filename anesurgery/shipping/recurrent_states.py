@@ -41,6 +41,8 @@ LEFT_OUT_STEPS = ("add_cache", "position_function")
 """Steps of `llm_ane` that are left out: they turn the graph of a whole text into one that reads a token."""
 SHAPES = 8
 """The most shapes whose states are joined: columns, sums, and keys and values of two kinds of layers."""
+POSITION_IDS = "position_ids"
+"""The argument of models of transformers that holds the positions of the tokens."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 """What the cache is called by models of transformers."""
 
@@ -158,12 +160,22 @@ def read_beginning(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
     """Return a module's output for the beginning of a text, and the cache with which to go on."""
     import transformers
 
-    output = module(ids, use_cache=True)
+    given = positions_given(module, torch.arange(ids.shape[1]))
+    output = module(ids, use_cache=True, **given)
     cache = getattr(output, argument, None)
     if cache is None:  # some take one, and make none
         cache = transformers.DynamicCache(config=module.config)
-        output = module(ids, use_cache=True, **{argument: cache})
+        output = module(ids, use_cache=True, **{argument: cache}, **given)
     return output, cache
+
+
+def positions_given(module: Any, positions: Any) -> dict[str, Any]:
+    """Return the argument for the positions of tokens, as `generate` gives it; empty if a module takes none.
+
+    Without it some modules, Bamba for one, count every call from 0.
+    """
+    takes = POSITION_IDS in inspect.signature(module.forward).parameters
+    return {POSITION_IDS: positions.to(torch.int64)[None]} if takes else {}
 
 
 def _cache_tensor(path: Path, one: tuple[int, ...], two: tuple[int, ...], context: int) -> CacheTensor | None:
@@ -269,7 +281,8 @@ class Stepping(torch.nn.Module):
         """Return (logits, new cache tensors) of (ids, position, cache tensors)."""
         position, tensors = (given[0], given[1:]) if self.step.counts else (None, given)
         cache = self.step.filled(position, tensors)
-        logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}).logits
+        told = positions_given(self.model, position) if self.step.counts else {}
+        logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}, **told).logits
         return (logits, *self.step.cache_values(cache))
 
 

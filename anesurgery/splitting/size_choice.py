@@ -24,7 +24,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import save_picture
 from anesurgery.files.source import read_text
 
-Lengths = Sequence[int] | Mapping[int, float] | str | os.PathLike[str]
+Lengths = Sequence[int] | np.ndarray | Mapping[int, float] | str | os.PathLike[str]
 
 
 @runtime_checkable
@@ -108,8 +108,8 @@ def choose_sizes(
     exact.
 
     Args:
-        lengths: a list of lengths; a histogram, length -> how often; or the path of a text file with a length
-            on each line, or a length and how often.
+        lengths: a list or array of lengths; a histogram, length -> how often; or the path of a text file with a
+            length on each line, or a length and how often.
         count: the most sizes to choose.
         time: size -> time of a call, in any unit, as measured or estimated (`size_times`, which knows the size
             of the package too); without it, positions computed count.

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor, nn
 
 import anesurgery as ane
+from anesurgery.checking import torch_calls
 from anesurgery.mil import Program, ct, quiet_host
 
 Function = Callable[[Tensor], Tensor]
@@ -148,3 +149,25 @@ def test_a_norm_is_judged_by_its_rows_without_the_spike() -> None:
     found = ane.against_torch(module, model, {"x": x})
     assert found.first is not None
     assert found.first.name == "0.norm"
+
+
+class Private(nn.Module):
+    """A function of PyTorch that is private, and one that writes into its operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((4,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch._softmax(x, -1, False)
+        x += self.shift
+        return torch._weight_norm(x.exp(), self.shift, 0)
+
+
+def test_private_functions_are_recorded_and_those_in_place_are_not() -> None:
+    """The wrong version takes each name that begins with "_" for a function in place."""
+    calls = torch_calls.calls_of(Private(), {"x": np.zeros((4, 4), np.float32)}, half=True)
+    assert [call.name for call in calls] == ["softmax", "exp", "weight_norm", ""]
+    in_place = ["add_", "_index_put_impl_", "__iadd__", "__setitem__"]
+    others = ["add", "_softmax", "__add__", "__invert__", "__index__"]
+    assert [name for name in (*in_place, *others) if torch_calls._is_in_place(name)] == in_place

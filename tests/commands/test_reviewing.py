@@ -87,6 +87,19 @@ def test_other_numbers_are_worse_unless_nobody_asked(repository: Path) -> None:
     assert review("--no-numbers").exit_code == 0
 
 
+def test_a_path_from_a_folder_below_is_the_same_model(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(repository, program(scale=1.1))
+    (repository / "below").mkdir()
+    monkeypatch.chdir(repository / "below")
+    shown = CliRunner().invoke(cli.app, ["review", "../model.mlpackage", "--base", "HEAD~1"])
+    assert shown.exit_code == 1, shown.output
+    assert "the outputs differ" in shown.output
+    outside = CliRunner().invoke(cli.app, ["review", "../../other.mlpackage", "--base", "HEAD~1"])
+    assert "is not in the repository" in str(outside.exception)
+
+
 def test_a_new_model_is_new_and_a_script_makes_models(repository: Path) -> None:
     (repository / "make.py").write_text(
         "import shutil; shutil.copytree('model.mlpackage', 'made.mlpackage', dirs_exist_ok=True)"

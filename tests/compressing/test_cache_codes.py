@@ -242,3 +242,9 @@ def test_what_coremltools_admits() -> None:
             skip_model_load=True,
             pass_pipeline=ct.PassPipeline.EMPTY,
         )
+
+
+@pytest.mark.parametrize("scales", [None, "head"])
+def test_a_text_that_is_held_out_may_also_give_scales(scales: str | None) -> None:
+    """The wrong version leaves out every text that is the same list as one that is held out."""
+    assert ane.compress_cache(decoder(), [TEXTS[0]] * 2, scales=scales).texts == (1, 1)

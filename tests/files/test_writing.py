@@ -23,6 +23,7 @@ from anesurgery.commands.options import BAD_INPUT
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import arrays, writing
 from anesurgery.files.package import save, to_mlmodel
+from anesurgery.files.protobuf import InMemoryWeights, to_proto
 from anesurgery.files.writing import (
     NEW,
     OLD,
@@ -388,3 +389,14 @@ def test_a_full_temporary_folder_for_a_network(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("coremltools.models.model._tempfile.NamedTemporaryFile", full)
     with pytest.raises(LoadError, match="No space left on device; free some space or set TMPDIR"):
         _ = done.model
+
+
+def test_attributes_of_a_function_that_was_removed_do_not_bring_it_back(package: Path) -> None:
+    source = load(package).spec.mlProgram
+    source.functions["gone"].CopyFrom(source.functions["main"])
+    for function in source.functions.values():
+        function.attributes["note"].CopyFrom(source.attributes["note"])
+    written = to_proto(program(), 6, InMemoryWeights().store, source)
+    assert {name: list(function.attributes) for name, function in written.functions.items()} == {
+        "main": ["note"]
+    }

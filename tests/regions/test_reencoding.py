@@ -204,7 +204,7 @@ def test_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.Monkey
     few = _off(numbers, 256)
     monkeypatch.setattr(clusters, "_merged_neighbours", _evenly_merged)
     even = _off(numbers, 256)
-    monkeypatch.setattr(clusters, "LEAST_PARTS", len(numbers))
+    monkeypatch.setattr(clusters, "LEAST_MEANS", len(numbers))
     assert few <= 1.002 * _off(numbers, 256)
     assert even > 1.01 * few
 
@@ -243,6 +243,21 @@ def test_very_many_numbers_are_counted_by_what_they_are_near(
     np.testing.assert_allclose(
         clusters.distinct_with_weights(few[:, None], weights[: len(few)]).known, exact[0].known, rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("factor", [2.0**-14, 2.0**20])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_common_factor_of_the_weights_changes_no_table(
+    width: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version divides by 1 where the weights of an entry are less together."""
+    monkeypatch.setattr(clusters, "_kmeans1d", None)
+    rng = np.random.default_rng(5)
+    vectors, weights = rng.standard_normal((500, width)), rng.random(500)
+    tables = [
+        clusters.weighted(clusters.distinct_with_weights(vectors, w), 16) for w in (weights, factor * weights)
+    ]
+    np.testing.assert_array_equal(tables[0], tables[1])
 
 
 def _off(rows: Array, entries: int = 8) -> float:

@@ -69,6 +69,13 @@ def falcon() -> Any:
     return _random(transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**HYBRID)))
 
 
+def bamba() -> Any:
+    """By default it gives each call the positions from 0 on, however much was read before."""
+    torch.manual_seed(0)
+    config = transformers.BambaConfig(**HYBRID, attn_layer_indices=[1])
+    return _random(transformers.BambaForCausalLM(config))
+
+
 def doge() -> Any:
     """Masks that hang on the values of other tokens, in sliding windows."""
     torch.manual_seed(0)
@@ -119,7 +126,7 @@ def step(module: Any) -> DecoderStep:
 
 
 @pytest.mark.one_of(6)
-@pytest.mark.parametrize("build", [mamba, falcon, doge, griffin, sparse])
+@pytest.mark.parametrize("build", [mamba, falcon, bamba, doge, griffin, sparse])
 def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> None:
     """At every length from 1 to the context, as prompts are read token by token."""
     module, ids = build(), [*PROMPT, *range(20, 20 + CONTEXT - len(PROMPT))]
@@ -196,7 +203,7 @@ def test_a_build_that_forgets_is_refused(
         ane.build(checkpoint, tmp_path / "out", context=CONTEXT, quiet=True)
 
 
-@pytest.mark.parametrize("build", [mamba, griffin, doge])
+@pytest.mark.parametrize("build", [mamba, griffin, bamba, doge])
 def test_transformers_reads_by_steps_what_it_reads_at_once(build: Callable[[], Any]) -> None:
     """It is asked so, where a build reads so: in some families the two are not the same."""
     module, ids = build(), np.arange(5, 5 + CONTEXT)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -52,6 +53,7 @@ def test_padding_histogram_file_and_multiple(tmp_path: Path) -> None:
     file.write_text("3\n\n5 2\n9, 1\n")
     listed = ane.choose_sizes([3, 5, 5, 9], 2)
     assert listed == ane.choose_sizes({3: 1, 5: 2, 9: 1}, 2) == ane.choose_sizes(file, 2)
+    assert listed == ane.choose_sizes(np.array([3, 5, 5, 9]), 2)
     assert [c.sizes for c in listed.choices] == [(9,), (5, 9)]
     assert listed.best.padding == pytest.approx(1 - 22 / 24)
     assert ane.choose_sizes([3, 5, 5, 9], 2, multiple=4).sizes == (8, 12)

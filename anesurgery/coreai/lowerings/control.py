@@ -118,9 +118,10 @@ def _all_steps(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
 def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     """Write the steps as a loop that stores each output in a buffer."""
     length = rows.lengths().along(0, 0, 1)
-    shape = concat([length, indices(states[0].fixed_lengths())], 0)
-    known = [rows.shape[0], *states[0].shape]  # gives the buffer a static type
-    buffer = array(0, states[0].dtype).broadcast(shape if rows.shape[0] < 0 else known)
+    shape: Any = [rows.shape[0], *states[0].shape]  # gives the buffer a static type
+    if rows.shape[0] < 0:
+        shape = concat([length, indices(states[0].fixed_lengths())], 0)
+    buffer = array(0, states[0].dtype).broadcast(shape)
 
     def advance(values: Values) -> Values:
         at, written, *inner = values
@@ -132,5 +133,5 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     return outputs, last
 
 
-TORCH[recurrent.walk] = _all_steps
+TORCH[recurrent.walk] = _all_steps  # instead of the interpreter's loop over steps
 as_interpreted("rnn", "gru", "lstm")

@@ -51,17 +51,18 @@ def _truncated(x: Value) -> Value:
 
 
 def _in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
+    """Return a function that computes integers in fp32 and truncates the result."""
     return lambda x, *more: (
         function(x, *more) if x.is_float else _truncated(function(x.float(), *more)).cast(x.dtype)
     )
 
 
-def _leaky(x: Value, alpha: float = 0.01) -> Value:
+def _leaky(x: Value, alpha: float | Value = 0.01) -> Value:
     return where(x < 0, x * alpha, x)
 
 
 def _plus_epsilon(x: Value, epsilon: float) -> Value:
+    """Add epsilon, unless it is 0 in the dtype of x: 1e-45 is 0 in fp16."""
     return x + epsilon if numpy_of(x.dtype).type(epsilon) else x
 
 
@@ -89,7 +90,7 @@ TABLE |= {
     "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
     "leaky_relu": _leaky,
     "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).minimum(beta),
-    "prelu": lambda x, alpha: where(x < 0, x * per_channel(x, alpha), x),
+    "prelu": lambda x, alpha: _leaky(x, per_channel(x, alpha)),
     "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
 }
 
@@ -116,7 +117,7 @@ def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
 
 
-def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
+def _root_of_squares(x: Value, axes: Sequence[int]) -> Value:
     y = x.float()
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
@@ -125,7 +126,7 @@ REDUCED: dict[str, Callable[..., Value]] = {
     **{name: lambda x, axes, kind=kind: x.reduce(kind, axes) for name, kind in REDUCTIONS.items()},
     "reduce_mean": _mean,
     "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
-    "reduce_l2_norm": _in_floats(_l2_norm),
+    "reduce_l2_norm": _in_floats(_root_of_squares),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
     "reduce_log_sum": _in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
     "reduce_log_sum_exp": _in_floats(_log_sum_exp),
@@ -206,21 +207,23 @@ def normalized(
     epsilon: float = 1e-5,
 ) -> Value:
     """Write zero mean and unit variance: over axes, over the pixels of a channel, or with stored statistics."""
-    y, shape, over = x.float(), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
+    y = x.float()
     if op.op_type == "layer_norm":
         over = _axes(x, axes)
         shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
+    else:
+        over, shape = list(range(2, x.ndim)), [1, -1, *[1] * (x.ndim - 2)]
     parts = (p if p is None else p.reshape(shape).cast(y.dtype) for p in (mean, variance, gamma, beta))
     mean, variance, gamma, beta = parts
-    away = y - (y.reduce("mean", over) if mean is None else mean)
-    spread = (away * away).reduce("mean", over) if variance is None else variance
-    y = away * call("rsqrt", spread + epsilon)
+    centered = y - (y.reduce("mean", over) if mean is None else mean)
+    var = (centered * centered).reduce("mean", over) if variance is None else variance
+    y = centered * call("rsqrt", var + epsilon)
     y = y if gamma is None else y * gamma
     return (y if beta is None else y + beta).cast(x.dtype)
 
 
 @lowers("l2_norm")
-def _unit_length(x: Value, epsilon: float = 1e-6) -> Value:
+def _l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
     y = x.float()
     squares = (y * y).reduce("sum", list(range(max(x.ndim - 3, 0), x.ndim)))
     return (y / call("sqrt", squares + epsilon)).cast(x.dtype)

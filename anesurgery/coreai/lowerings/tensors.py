@@ -17,8 +17,11 @@ from anesurgery.ops import names
 
 
 @lowers("reshape", "reshape_like", "flatten2d")
-def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
-    """Reshape to the lengths that MIL infers, or to computed ones; 0 keeps one, counted from the right."""
+def reshape(x: Value, op: Operation, shape: Any = None, **_ignored: Any) -> Value:
+    """Reshape to the lengths that MIL infers, or to computed ones.
+
+    A 0 keeps the length of x on that axis; axes are counted from the last.
+    """
     if (fixed := static_shape(op.outputs[0])) is not None:
         return x.reshape(fixed)
     if shape is None:
@@ -82,10 +85,12 @@ def _known_bounds(
     for axis, length in enumerate(x.shape):
         from_start, to_end, single = (mask[axis] for mask in masks)
         first, end_, step = 0 if from_start else begin[axis], end[axis], stride[axis]
-        turned += [axis] * (step < 0 and not single)
         if single:
-            bounds.append([first, first + 1 or LONGEST, 1])
-        elif length < 0:
+            bounds.append([first, first + 1 or LONGEST, 1])  # the end behind position -1 is not 0
+            continue
+        if step < 0:
+            turned.append(axis)
+        if length < 0:
             if step < 0 and not (from_start and to_end):
                 raise NotExpressible(f"axis {axis} is read backwards, and its length is dynamic")
             bounds.append([first, LONGEST if to_end else end_, abs(step)])
@@ -127,9 +132,9 @@ def _bounds(
 
 
 @lowers("slice_by_index")
-def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
+def slice_by_index(x: Value, begin: Value, end: Value, **masks: Any) -> Value:
     """Write a slice; single positions drop their axis."""
-    x, bounds, dropped = _bounds(x, begin, end, **form)
+    x, bounds, dropped = _bounds(x, begin, end, **masks)
     return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.ndim)]).squeeze(dropped)
 
 
@@ -146,9 +151,9 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
 
 
 @lowers("slice_update")
-def slice_update(x: Value, update: Value, begin: Value, end: Value, **form: Any) -> Value:
+def slice_update(x: Value, update: Value, begin: Value, end: Value, **masks: Any) -> Value:
     """Write x with a slice replaced."""
-    turned, bounds, dropped = _bounds(x, begin, end, **form)
+    turned, bounds, dropped = _bounds(x, begin, end, **masks)
     if turned is not x:
         raise NotExpressible("a slice is written backwards")
     return call("slice_update", x, *map(indices, bounds), update.expand(dropped))

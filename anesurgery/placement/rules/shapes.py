@@ -449,7 +449,7 @@ def _interface(function: Function, images: Collection[str]) -> Messages:
     given = {n: v for n, v in function.inputs.items() if n not in images}
     inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     ports = [(f"input %{n}", v) for n, v in inputs.items()]
-    ports += [(f"output %{v.name}", v) for v in function.outputs]
+    ports += [(f"output %{v.name}", v) for v in function.outputs if v.name not in images]
     integers = {f"input %{n}": v for n, v in inputs.items() if np_dtype(v).kind in "iu"}
     if integers:
         readers = (op for v in integers.values() for op in readers_after(v, CARRIERS | GUARDS))

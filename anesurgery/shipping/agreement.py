@@ -158,8 +158,8 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
         output, cache = read_beginning(module, argument, tokens[:, :2])
         rows = list(output.logits[0].numpy())
         for at in range(2, len(ids)):
-            told = positions_given(module, torch.tensor([at]))
-            output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache}, **told)
+            positions = positions_given(module, torch.tensor([at]))
+            output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache}, **positions)
             later = getattr(output, argument, None)
             cache = cache if later is None else later
             rows.append(output.logits[0, -1].numpy())

@@ -281,8 +281,8 @@ class Stepping(torch.nn.Module):
         """Return (logits, new cache tensors) of (ids, position, cache tensors)."""
         position, tensors = (given[0], given[1:]) if self.step.counts else (None, given)
         cache = self.step.filled(position, tensors)
-        told = positions_given(self.model, position) if self.step.counts else {}
-        logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}, **told).logits
+        positions = positions_given(self.model, position) if self.step.counts else {}
+        logits = self.model(input_ids=ids, **{self.step.argument: cache, "use_cache": True}, **positions).logits
         return (logits, *self.step.cache_values(cache))
 
 

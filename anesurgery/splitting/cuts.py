@@ -109,15 +109,9 @@ class Cuts:
         the places in one part, the one that the fewest bytes cross is kept. If there is room, so are local
         minima of these bytes.
         """
-        graph, before = self.graph, self._weights_before
-        count = len(graph.nodes)
+        count, before = len(self.graph.nodes), self._weights_before
         scale = MOST_PLACES / max(1, before[-1])
-        # a chunk needs an op that the others do not repeat: places with as many of these before them are one
-        repeated = graph.repeated.keys() - set(graph.outputs)
-        kept_before = [0, *accumulate(not repeated.issuperset(node.makes) for node in graph.nodes)]
-        firsts = {kept_before[p]: p for p in reversed(range(1, count)) if self.allowed[p]}
-        inner = sorted(place for kept, place in firsts.items() if 0 < kept < kept_before[-1])
-        sizes = {place: self.bytes_at(place) for place in inner}
+        sizes = {p: self.bytes_at(p) for p in range(1, count) if self.allowed[p]}
         best: dict[int, int] = {}  # part of the weights -> its lightest place
         for place, size in sizes.items():
             part = int(before[place] * scale)

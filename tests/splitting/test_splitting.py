@@ -62,20 +62,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ane.save(ane.load(stack()), folder / "stack.mlpackage")
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_no_chunk_is_empty(parts: int) -> None:
-    """A light op at the beginning is repeated where it is needed, so it alone is no chunk."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 4, 4))], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        flat = mb.relu(x=mb.linear(x=mb.reshape(x=x, shape=[1, 48]), weight=np.ones((4, 48), np.float32)))
-        return mb.softmax(x=mb.linear(x=flat, weight=np.ones((3, 4), np.float32)), axis=-1)
-
-    chunks = ane.split(program, parts).chunks
-    assert len(chunks) == parts
-    assert all(any(op.op_type != "const" for op in walk_ops(chunk.program)) for chunk in chunks)
-
-
 def test_chunks_of_even_weight_compute_what_the_whole_does(package: Path) -> None:
     chain = ane.split(package, 3)
     assert len(set(chain.weights)) == 1

@@ -297,8 +297,9 @@ def register() -> None:
     for name, wrap in WRAPPERS.items():
         if name in converters and not converters[name].__module__.startswith(__name__):
             converters[name] = wrap(converters[name])
-    added = [name for name in ALIASES.keys() - WRAPPERS if converters[name] is _ADDED.get(name)]
-    _add(converters, {name: converters[ALIASES[name]] for name in added})  # with what was wrapped since
+    added = [name for name in ALIASES.keys() - WRAPPERS if name in _ADDED.keys() & converters]
+    kept = [name for name in added if converters[name] is _ADDED[name] and ALIASES[name] in converters]
+    _add(converters, {name: converters[ALIASES[name]] for name in kept})  # with what was wrapped since
     _add(converters, _decomposable(converters))
     _let_later_ones_replace(_TORCH_OPS_REGISTRY)
     write_through_views()

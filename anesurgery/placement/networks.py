@@ -83,7 +83,7 @@ def inspect_network(
         target: chips, OS and compute units.
         label: the model in words, for messages.
         blobs: of the network; inferred by default.
-        advice: report faults of its ops, and what keeps it from becoming an ML Program? A score needs neither,
+        advice: report wrong ops and images, and what keeps it from becoming an ML Program? A score needs none,
             and building the program takes longest.
 
     Returns:

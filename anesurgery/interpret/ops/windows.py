@@ -151,9 +151,10 @@ def transposed_cuts(op: Operation) -> list[tuple[int, int]]:
 def cuts(
     pad_type: str, pad: Any, axes: Iterable[tuple[int, int, int, int]], wanted: Sequence[int] | None
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the full lengths of a transposed convolution, and what to cut from both ends (negative: to add).
+    """Return the full lengths of a transposed convolution, and what to cut from both ends.
 
-    `axes` are (size, kernel, stride, dilation) of each, `wanted` the lengths that an `output_shape` asks for.
+    A negative number of places is added instead. `axes` are (size, kernel, stride, dilation) of each, `wanted`
+    the lengths that an `output_shape` asks for.
     """
     axes = list(axes)
     full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]

@@ -112,6 +112,14 @@ def _decomposed(context: Any, node: Any) -> None:
         context.add(tuple(results), torch_name=node.name)
 
 
+@wrapper
+def _with_projections(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of an LSTM: MIL has no projection of the state (`proj_size`); torch's steps have."""
+    _, (hidden, cell), *_ = inputs_of(context, node)
+    projected = node.kind == "lstm" and hidden.shape[-1] != cell.shape[-1]
+    (_decomposed if projected else host)(context, node)
+
+
 def _overload_and_arguments(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
     """Return the overload that takes these arguments, and the arguments by name."""
     kind, _, overload = node.kind.partition(".")
@@ -294,7 +302,7 @@ def register() -> None:
     every = CONVERSIONS | converters
     ours = CONVERSIONS | {name: every[same] for name, same in ALIASES.items() if same in every}
     _add(converters, {name: convert for name, convert in ours.items() if name not in converters})
-    for name, wrap in WRAPPERS.items():
+    for name, wrap in (WRAPPERS | {"lstm": _with_projections}).items():
         if name in converters and not converters[name].__module__.startswith(__name__):
             converters[name] = wrap(converters[name])
     added = [name for name in ALIASES.keys() - WRAPPERS if name in _ADDED.keys() & converters]

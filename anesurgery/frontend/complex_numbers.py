@@ -1,15 +1,16 @@
 """Convert complex numbers by their real and imaginary parts, and the Fourier transforms that give them.
 
 Covered are complex numbers made from angles, pairs or literals; sums, differences, products and quotients,
-also with real numbers and buffers; exponentials, conjugates, and operations that only move or sum numbers. So
-are transforms over two axes, and `torch.istft`, with which vocoders end. The error of any other operation
-names it (`frontend._reads_complex`).
+also with real numbers and buffers; products of matrices, convolutions, choices, powers, logarithms,
+exponentials, conjugates, and operations that only move or sum numbers. So are transforms over two axes, and
+`torch.istft`, with which vocoders end. The error of any other operation names it (`frontend._reads_complex`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,7 +181,84 @@ def with_complex_function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Co
     return wrap
 
 
+def _power(exponent: float) -> Callable[[Var, Var], Parts]:
+    """Return a function of the parts of x that gives x^exponent: small whole ones by products."""
+
+    def of_parts(a: Var, b: Var) -> Parts:
+        if exponent in (1, 2, 3, 4):
+            power: Parts = (a, b)
+            for _ in range(int(exponent) - 1):
+                power = _product(power, (a, b))
+            return power
+        size = mb.pow(x=_size(a, b), y=np.float32(exponent))
+        turned = mb.mul(x=_angle(b, a), y=np.float32(exponent))
+        return mb.mul(x=size, y=mb.cos(x=turned)), mb.mul(x=size, y=mb.sin(x=turned))
+
+    return of_parts
+
+
+def _size(a: Var, b: Var) -> Var:
+    """Return the magnitude; the parts are divided by the larger one first, so that squares stay in range."""
+    largest = mb.maximum(x=mb.maximum(x=mb.abs(x=a), y=mb.abs(x=b)), y=np.finfo(np_dtype(a)).tiny)
+    a, b = (mb.square(x=mb.real_div(x=v, y=largest)) for v in (a, b))
+    size: Var = mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
+    return size
+
+
+@wrapper
+def with_complex_power(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `x ** y`, to take complex x and a known number y."""
+    x, y = inputs_of(context, node)[:2]
+    exponent = known_value(y)
+    known = exponent is not None and np.ndim(exponent) == 0 and not np.iscomplexobj(exponent)
+    convert = with_complex_function(_power(float(exponent)))(host) if is_complex(x) and known else host
+    convert(context, node)
+
+
+@wrapper
+def with_complex_choice(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `where(condition, a, b)` or `a.masked_fill(condition, b)`, for complex numbers."""
+    cond, a, b = (inputs_of(context, node)[i] for i in ((1, 2, 0) if "fill" in node.kind else (0, 1, 2)))
+    if not (is_complex(a) or is_complex(b)):
+        host(context, node)
+        return
+    sides = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (a, b)]
+    chosen = [mb.select(cond=cond, a=one, b=other) for one, other in zip(*sides, strict=True)]
+    context.add(_as_complex((chosen[0], chosen[1])), torch_name=node.name)
+
+
+@wrapper
+def with_complex_products(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a matrix product or convolution, to multiply the parts of complex numbers."""
+    x, y, *rest = inputs_of(context, node)
+    if not (is_complex(x) or is_complex(y)):
+        host(context, node)
+        return
+    biased = "conv" in node.kind or node.kind == "linear"
+    bias = argument(context, node, 2, "bias") if biased else None
+
+    def product(a: Var, b: Var) -> Var:
+        names = [f"{node.name}_{i}" for i in range(3 if biased and rest else 2)]
+        read = copy(node)
+        read.inputs = [*names, *node.inputs[len(names) :]]
+        read.kwinputs = {k: v for k, v in (node.kwinputs or {}).items() if k != "bias"}
+        context.push((names, [a, b, None][: len(names)]))
+        host(context, read)
+        made: Var = context[node.name]
+        context.pop()
+        return made
+
+    parts = _product(_parts(x), _parts(y), product)
+    if bias is not None:
+        after = 0 if node.kind == "linear" else x.rank - 2
+        shifts = [v and mb.reshape(x=v, shape=[-1] + [1] * after) for v in _parts(bias)]
+        parts = _sum(parts, (shifts[0], shifts[1]))
+    context.add(_as_complex(parts), torch_name=node.name)
+
+
 exponential = with_complex_function(_exponential)
+logarithm = with_complex_function(lambda a, b: (mb.log(x=_size(a, b)), _angle(b, a)))
+root = with_complex_function(_power(0.5))
 squared = with_complex_function(lambda a, b: _product((a, b), (a, b)))
 inverse = with_complex_function(lambda a, b: _quotient((mb.const(val=np.float32(1)), None), (a, b)))
 conjugate = with_complex_function(lambda a, b: (a, _negative(b)))(None)

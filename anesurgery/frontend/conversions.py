@@ -34,14 +34,19 @@ from anesurgery.frontend.complex_numbers import (
     inverse,
     is_complex,
     istft,
+    logarithm,
     polar,
     refusing_complex_fill,
     resolved,
+    root,
     squared,
     view_as_complex,
     with_complex_arithmetic,
     with_complex_cast,
+    with_complex_choice,
     with_complex_parts,
+    with_complex_power,
+    with_complex_products,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
@@ -735,9 +740,9 @@ def alias(context: Any, node: Any) -> None:
 
 
 def _bitwise(name: str) -> Convert:
-    """Return the converter of `a & b`, `a | b` or `a ^ b`, for booleans and for integers that are known.
+    """Return the converter of `a & b`, `a | b` or `a ^ b`.
 
-    Of computed integers, `x & (2**k - 1)` is covered: the remainder by 2**k, also below 0.
+    Computed integers are split into 32 bits; `x & (2**k - 1)` is the remainder by 2**k, also below 0.
     """
 
     def convert(context: Any, node: Any) -> None:
@@ -754,13 +759,26 @@ def _bitwise(name: str) -> Convert:
             whole = mb.mul(x=mb.floor_div(x=computed, y=count), y=count)
             result = mb.sub(x=computed, y=whole, name=node.name)
         else:
-            raise NotImplementedError(
-                f"{node.name}: {node.kind} of integers; only booleans are covered, known integers, "
-                "and x & (2**k - 1)"
-            )
+            a, b = (_bits(mb.cast(x=v, dtype="int32")) for v in sides)
+            if name == "xor":
+                bits = mb.abs(x=mb.sub(x=a, y=b))
+            else:
+                bits = (mb.minimum if name == "and" else mb.maximum)(x=a, y=b)
+            weights = np.append(2 ** np.arange(31), -(2**31)).astype(np.int32)
+            result = mb.reduce_sum(x=mb.mul(x=bits, y=weights), axes=[-1], name=node.name)
         context.add(result)
 
     return convert
+
+
+def _bits(x: Var) -> Var:
+    """Return the 32 bits of each integer, the lowest first, on a new last axis; the last is the sign."""
+    powers = (2 ** np.arange(31)).astype(np.int32)
+    shifted = mb.floor_div(x=mb.expand_dims(x=x, axes=[-1]), y=powers)
+    rest = mb.floor_div(x=shifted, y=np.int32(2))
+    low = mb.sub(x=shifted, y=mb.mul(x=rest, y=np.int32(2)))
+    sign = mb.cast(x=mb.less(x=mb.expand_dims(x=x, axes=[-1]), y=np.int32(0)), dtype="int32")
+    return mb.concat(values=[low, sign], axis=-1)
 
 
 def _is_low_mask(value: Any) -> bool:
@@ -943,12 +961,15 @@ def _is_integer(value: Any) -> bool:
 def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `prelu`: MIL has a slope for each channel only where x has four axes."""
     x, slopes = inputs_of(context, node)
-    if x.rank not in (2, 3) or slopes.val is None or np.unique(slopes.val).size < 2:
+    if x.rank not in (2, 3, 5) or slopes.val is None or np.unique(slopes.val).size < 2:
         host(context, node)
-        return
-    more = list(range(x.rank, 4))
-    result = mb.prelu(x=mb.expand_dims(x=x, axes=more), alpha=slopes)
-    context.add(mb.squeeze(x=result, axes=more, name=node.name))
+    elif x.rank == 5:
+        below = mb.mul(x=mb.minimum(x=x, y=np_dtype(x).type(0)), y=slopes.val[:, None, None, None])
+        context.add(mb.add(x=mb.relu(x=x), y=below, name=node.name))
+    else:
+        more = list(range(x.rank, 4))
+        result = mb.prelu(x=mb.expand_dims(x=x, axes=more), alpha=slopes)
+        context.add(mb.squeeze(x=result, axes=more, name=node.name))
 
 
 def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
@@ -1008,7 +1029,7 @@ SAMPLED_BY_SCALE = {
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
     "new_ones": _fill(1.0, like=True),
-    "where.scalarother": where,
+    "where.scalarother": with_complex_choice(where),
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _bitwise("and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _bitwise("or")),
@@ -1122,6 +1143,18 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
 
 
+CONVOLUTIONS = (
+    "_convolution",
+    "convolution",
+    *(f"conv{n}d{how}" for n in (1, 2, 3) for how in ("", ".padding")),
+)
+
+
+def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
+    own = INCOMPLETE.get(kind)
+    return lambda host: with_complex_products(host if own is None else own(host))
+
+
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
@@ -1129,14 +1162,16 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("and", "bitwise_and"), lambda _: _bitwise("and")),
     "searchsorted": lambda _: searchsorted,
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
-    "matmul": lambda host: with_vectors(_with_promotion(host)),
+    **dict.fromkeys(("outer", "clamp_min", "clamp_max"), _with_promotion),
+    **dict.fromkeys(("bmm", "mm"), lambda host: with_complex_products(_with_promotion(host))),
+    "matmul": lambda host: with_complex_products(with_vectors(_with_promotion(host))),
+    "pow": with_complex_power,
     "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
     **dict.fromkeys(("leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
-    "masked_fill": _with_wide_masks,
+    "masked_fill": lambda host: with_complex_choice(_with_wide_masks(host)),
     **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: with_circular_padding(_with_crops(host))),
     "remainder": with_remainder_by_one,
     "atan2": lambda _: atan2,
@@ -1169,7 +1204,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
-    "linear": with_vector_weight,
+    "linear": lambda host: with_complex_products(with_vector_weight(host)),
     "col2im": with_overlapping_fold,
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
@@ -1186,13 +1221,18 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
-    **dict.fromkeys(("where", "where.self"), lambda host: refusing_length_choices(with_scalars(host))),
-    "where.scalarself": lambda _: where,  # the host's own takes no number of another dtype
+    **dict.fromkeys(
+        ("where", "where.self"), lambda host: refusing_length_choices(with_complex_choice(with_scalars(host)))
+    ),
+    "where.scalarself": lambda _: with_complex_choice(where),  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **INCOMPLETE,
     **SCATTERING_WRAPPERS,
     **TRIANGULAR,
     "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
+    "log": lambda host: logarithm(ELEMENTARY_WRAPPERS["log"](host)),
+    "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),
+    **{kind: _with_complex_convolution(kind) for kind in CONVOLUTIONS},
     **dict.fromkeys(SHORTENED, with_all_arguments),
 }
 """Operation that coremltools converts in part -> a function of its converter that returns ours.

@@ -279,13 +279,43 @@ def order_statistic(*, median: bool) -> Convert:
             for v in least
         ]
         made = ends if keep else [mb.squeeze(x=v, axes=[along]) for v in ends]
-        if axis is None:
-            context.add(made[0], torch_name=node.name)
-        elif len(node.outputs) == 1:  # torch.export selects the results by nodes of their own
-            context.add(tuple(made), torch_name=node.name)
-        else:
-            for name, value in zip(node.outputs, made, strict=True):
-                context.add(value, torch_name=name)
+        _add_results(context, node, made[:1] if axis is None else made)
+
+    return convert
+
+
+def _add_results(context: Any, node: Any, made: list[Var]) -> None:
+    if len(node.outputs) == 1 < len(made):  # torch.export selects the results by nodes of their own
+        context.add(tuple(made), torch_name=node.name)
+    else:
+        for name, value in zip(node.outputs, made, strict=True):
+            context.add(value, torch_name=name)
+
+
+def cumulative(*, largest: bool) -> Convert:
+    """Return the converter of `torch.cummax(x, axis)` or `cummin`: values and places; of equal ones the last.
+
+    In each of log2(length) steps, the value of so many elements before is compared.
+    """
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        axis = int(known_value(argument(context, node, 1, "dim"))) % x.rank
+        if any(map(is_symbolic, x.shape)):
+            raise NotImplementedError(f"{node.name}: {node.kind} of a dynamic shape, {x.shape}")
+        length, reach = int(x.shape[axis]), 1
+        order = np.arange(length, dtype=np.int32).reshape([-1] + [1] * (x.rank - 1 - axis))
+        both = [x, mb.const(val=np.broadcast_to(order, x.shape).copy())]
+        while reach < length:
+            cut = {"split_sizes": [reach, length - reach], "axis": axis}
+            first, later = zip(*(mb.split(x=v, **cut) for v in both), strict=True)
+            cut["split_sizes"] = [length - reach, reach]
+            earlier = [mb.split(x=v, **cut)[0] for v in both]
+            stay = (mb.greater_equal if largest else mb.less_equal)(x=later[0], y=earlier[0])
+            kept = [mb.select(cond=stay, a=a, b=b) for a, b in zip(later, earlier, strict=True)]
+            both = [mb.concat(values=pair, axis=axis) for pair in zip(first, kept, strict=True)]
+            reach *= 2
+        _add_results(context, node, both)
 
     return convert
 
@@ -485,6 +515,8 @@ CONVERSIONS: dict[str, Convert] = {
     "_is_all_true": all_true,
     **dict.fromkeys(("median", "median.dim"), order_statistic(median=True)),
     "kthvalue": order_statistic(median=False),
+    "cummax": cumulative(largest=True),
+    "cummin": cumulative(largest=False),
     **{
         name: shift(left=side == "left")
         for side in ("left", "right")

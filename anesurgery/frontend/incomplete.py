@@ -12,6 +12,7 @@ import numpy as np
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
 from anesurgery.frontend.complex_numbers import bilinear, is_complex
 from anesurgery.frontend.parts import slice_of_axis
+from anesurgery.frontend.resampling import sample_volume
 from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, types
 
 
@@ -374,9 +375,15 @@ BILINEAR, ZEROS, BICUBIC = 0, 0, 2
 
 @wrapper
 def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only."""
+    """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only.
+
+    MIL samples images only; volumes are sampled by one gather of the neighbours of each point.
+    """
     if known_value(argument(context, node, 2, "interpolation_mode", BILINEAR)) == BICUBIC:
         raise NotImplementedError(f"{node.name}: bicubic sampling; Core ML samples bilinearly, or the nearest")
+    if inputs_of(context, node)[0].rank == 5:
+        sample_volume(context, node)
+        return
     grid = node.inputs[1]
     held = f"{grid}_align_corners"
     if grid not in context and held in context:

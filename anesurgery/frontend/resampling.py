@@ -1,6 +1,7 @@
 """Convert the resampling of images to products with constant matrices: result = rows @ x @ columns.T.
 
 Used for bicubic and smoothed bilinear resampling, which MIL has not, and for scales that give no whole size.
+Volumes are sampled at given points by a gather (`sample_volume`).
 `resampled_constants` also records constants that are resampled, such as position embeddings, so that `sizes`
 can store the original once.
 """
@@ -16,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Array, is_symbolic, mb, types
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,57 @@ def _resampling_matrix(host: str, before: int, after: int, *how: bool | float | 
     units = torch.eye(before, dtype=torch.float64)[None, None]
     resample = getattr(torch.ops.aten, host).default
     return resample(units, [after, before], *how, None)[0, 0].numpy()
+
+
+def sample_volume(context: Any, node: Any) -> None:
+    """Convert `grid_sample(x, grid)` of volumes, by a gather of the neighbours of each point.
+
+    x is (batch, channels, depth, height, width), and the grid (batch, .., .., .., 3).
+    """
+    x, grid, *how = inputs_of(context, node)[:5]
+    mode, padding, aligned = (int(known_value(v)) for v in how)
+    if any(map(is_symbolic, (*x.shape, *grid.shape))):
+        raise NotImplementedError(f"{node.name}: grid_sample of a volume of dynamic shape {x.shape}; {FIXED}")
+    if padding == REFLECTION:
+        raise NotImplementedError(f"{node.name}: grid_sample of a volume that is reflected at its borders")
+    batch, channels, *sizes = map(int, x.shape)
+    points = math.prod(grid.shape[1:-1])
+    place: Any = np.repeat(np.arange(batch) * math.prod(sizes), points).astype(np.int32)
+    weight: Any = np_dtype(x).type(1)
+    rows = mb.split(x=mb.reshape(x=grid, shape=[batch * points, 3]), num_splits=3, axis=-1)
+    for axis, (size, row) in enumerate(zip(sizes, reversed(rows), strict=True)):
+        shape = [2 if a == axis and mode != NEAREST_POINT else 1 for a in range(3)] + [-1]
+        beside, share = _neighbours(mb.reshape(x=row, shape=[-1]), size, mode, padding, aligned)
+        step = np.int32(math.prod(sizes[axis + 1 :]))
+        place = mb.add(x=mb.mul(x=mb.reshape(x=beside, shape=shape), y=step), y=place)
+        weight = mb.mul(x=mb.reshape(x=share, shape=shape), y=weight)
+    flat = mb.reshape(x=mb.transpose(x=x, perm=[0, 2, 3, 4, 1]), shape=[-1, channels])
+    found = mb.gather(x=flat, indices=mb.reshape(x=place, shape=[-1]), axis=0)
+    found = mb.mul(x=found, y=mb.cast(x=mb.reshape(x=weight, shape=[-1, 1]), dtype=dtype_of(x)))
+    found = mb.reduce_sum(x=mb.reshape(x=found, shape=[-1, batch * points, channels]), axes=[0])
+    found = mb.transpose(x=mb.reshape(x=found, shape=[batch, points, channels]), perm=[0, 2, 1])
+    context.add(mb.reshape(x=found, shape=[batch, channels, *grid.shape[1:-1]], name=node.name))
+
+
+NEAREST_POINT, BORDER, REFLECTION = 1, 1, 2
+"""Torch's numbers for sampling the nearest element, and for padding with the border and with reflections."""
+
+
+def _neighbours(row: Var, size: int, mode: int, padding: int, aligned: int) -> tuple[Var, Var]:
+    """Return the elements beside each coordinate of an axis, and the share of each: 0 outside."""
+    number = np_dtype(row).type
+    scale, middle = ((size - 1) / 2, (size - 1) / 2) if aligned else (size / 2, (size - 1) / 2)
+    at = mb.add(x=mb.mul(x=row, y=number(scale)), y=number(middle))
+    last = number(size - 1)
+    if padding == BORDER:
+        at = mb.clip(x=at, alpha=number(0), beta=last)
+    if mode == NEAREST_POINT:
+        beside, share = mb.round(x=at), number(1)
+    else:
+        low = mb.floor(x=at)
+        above = mb.sub(x=at, y=low)
+        beside = mb.concat(values=[low, mb.add(x=low, y=number(1))], axis=0)
+        share = mb.concat(values=[mb.sub(x=number(1), y=above), above], axis=0)
+    held = mb.clip(x=beside, alpha=number(0), beta=last)
+    inside = mb.cast(x=mb.equal(x=held, y=beside), dtype=dtype_of(row))
+    return mb.cast(x=held, dtype="int32"), mb.mul(x=inside, y=share)

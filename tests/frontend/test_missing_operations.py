@@ -23,6 +23,8 @@ LOW = float(X.min()) * 0.9
 """Not all of X is above it, but all of 0.75 X."""
 EYE = 3 * torch.eye(4)
 GATED = torch.nn.GRUCell(6, 5).requires_grad_(False)
+PROJECTED = torch.nn.LSTM(6, 5, 2, proj_size=3, batch_first=True, bidirectional=True).requires_grad_(False)
+SLOPES = torch.tensor([0.1, 0.5, -0.2, 0.9])
 HELD = torch.nn.LSTMCell(6, 5).requires_grad_(False)
 EYE6 = 0.1 * torch.eye(6) + 0.05
 PACKED = torch.tensor([18, 52], dtype=torch.uint8)
@@ -51,6 +53,17 @@ def reduced(how: str, whole: bool) -> Torch:
 
 def bags(mode: str, shape: tuple[int, ...] = (4, 6), **more: Any) -> Torch:
     return lambda x: F.embedding_bag((x[0] > 0).long().cumsum(1).view(shape), TABLE, mode=mode, **more)
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, 2 * x.flip(1))
+
+
+def volume(batch: int, **options: Any) -> Torch:
+    """Sample a volume at points, some of which lie outside."""
+    return lambda x: F.grid_sample(
+        x.reshape(batch, -1, 3, 2, 2), 0.7 * x.reshape(batch, -1, 2, 2, 3), **{"align_corners": False} | options
+    )
 
 
 BAGS: dict[str, dict[str, Any]] = {
@@ -148,6 +161,15 @@ CASES: dict[str, dict[str, Torch]] = {
         ),
         "low_bits": lambda x: torch.stack([(90 * x).int() & 7, 1 & (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
+        "bits": lambda x: torch.stack(
+            [op((5e8 * x).int(), (7e8 * x.flip(0)).int()) for op in (torch.bitwise_and, torch.bitwise_or)]
+        ),
+        "bits_that_differ": lambda x: torch.stack(
+            [(1e9 * x).int() ^ (90 * x.flip(0)).int(), (9 * x).int() ^ 5, (x > 0) ^ 2]
+        ),
+        "largest_so_far": lambda x: torch.stack([*x.cummax(1), *x.round().cummax(-1)[1:]]),
+        "least_so_far": lambda x: torch.stack([*x.cummin(-1)]),
+        "slopes_of_five_axes": lambda x: F.prelu(x.reshape(3, 4, 1, 2, 3), SLOPES),
         "close": lambda x: x.isclose(x.flip(0), atol=0.5).float(),
         "sums_of_all": lambda x: torch.einsum("...->", x) + torch.einsum("ii->", x[:, 0, :3]) + x,
         "scalars_filled": lambda x: x + x.new_full((), 3) + torch.full((), 2.0) + x.new_zeros(()),
@@ -163,6 +185,32 @@ CASES: dict[str, dict[str, Torch]] = {
         "stable_order": lambda x: x.argsort(dim=1, stable=True, descending=True),
         "stable_sort": lambda x: torch.stack(x.sort(stable=True, dim=0)),
         "amplitudes": lambda x: torch.fft.rfft(x).abs(),
+    },
+    "complex": {
+        "chosen": lambda x: torch.view_as_real(waves(x).where(x > 0, 2 * waves(x).conj())),
+        "chosen_or_0": lambda x: torch.view_as_real(torch.where(x > 0, waves(x), 0)),
+        "masked": lambda x: torch.view_as_real(waves(x).masked_fill(x > 0, 3.0)),
+        "products": lambda x: torch.view_as_real(waves(x) @ waves(x).mH),
+        "products_in_batches": lambda x: torch.view_as_real(torch.bmm(waves(x), waves(x).mT)),
+        "linear": lambda x: torch.view_as_real(F.linear(waves(x), waves(HELD_X[0]), waves(HELD_X[0])[:, 0])),
+        "convolution": lambda x: torch.view_as_real(
+            F.conv1d(waves(x), waves(HELD_X[:2, :, :3]), waves(HELD_X[0])[:2, 0])
+        ),
+        "cube": lambda x: torch.view_as_real(waves(x) ** 3),
+        "powers": lambda x: torch.view_as_real(waves(x) ** 0.3 + waves(x) ** -1.5),
+        "root": lambda x: torch.view_as_real(waves(x).sqrt()),
+        "logarithm": lambda x: torch.view_as_real(waves(x).log()),
+        "root_of_large": lambda x: torch.view_as_real((1e30 * waves(x)).sqrt()),
+    },
+    "volumes": {
+        "zeros": volume(1),
+        "batch": volume(3, padding_mode="border"),
+        "corners": volume(1, align_corners=True),
+        "nearest": volume(1, mode="nearest"),
+    },
+    "projected": {
+        "rows": lambda x: PROJECTED(x)[0],
+        "states": lambda x: torch.cat([PROJECTED(x)[1][0], PROJECTED(x)[1][1]], -1),
     },
     "bags": {
         **{
@@ -233,6 +281,7 @@ def test_a_filled_diagonal() -> None:
         (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(32), "0 to 30 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
+        (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),
         (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
     ],

@@ -165,7 +165,7 @@ CASES: dict[str, dict[str, Torch]] = {
             [op((5e8 * x).int(), (7e8 * x.flip(0)).int()) for op in (torch.bitwise_and, torch.bitwise_or)]
         ),
         "bits_that_differ": lambda x: torch.stack(
-            [(1e9 * x).int() ^ (90 * x.flip(0)).int(), (9 * x).int() ^ 5, (x > 0) ^ 2]
+            [(5e8 * x).int() ^ (90 * x.flip(0)).int(), (9 * x).int() ^ 5, (x > 0) ^ 2]
         ),
         "largest_so_far": lambda x: torch.stack([*x.cummax(1), *x.round().cummax(-1)[1:]]),
         "least_so_far": lambda x: torch.stack([*x.cummin(-1)]),

@@ -328,14 +328,17 @@ def shift(*, left: bool) -> Convert:
         if known_value(k) is None or np_dtype(x).kind not in "iu":
             raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)} by a number that is computed")
         by = np.asarray(known_value(k))
-        if by.min(initial=0) < 0 or by.max(initial=0) > 30:  # 2^31 is no int32
-            raise NotImplementedError(f"{node.name}: {node.kind} by {by.tolist()}; 0 to 30 is covered")
+        if by.min(initial=0) < 0 or by.max(initial=0) > 31:
+            raise NotImplementedError(f"{node.name}: {node.kind} by {by.tolist()}; 0 to 31 is covered")
         if x.val is not None:  # as packed weights are, which may be of 8 bits
             shifted = (np.left_shift if left else np.right_shift)(x.val, by.astype(x.val.dtype))
             context.add(mb.const(val=np.int32(shifted), name=node.name))
             return
-        factor = np.int32(2**by)
-        context.add((mb.mul if left else mb.floor_div)(x=x, y=factor, name=node.name))
+        scaled = mb.mul if left else mb.floor_div
+        x = scaled(x=x, y=np.int32(2 ** np.minimum(by, 30)))
+        if by.max(initial=0) > 30:  # 2^31 is no int32
+            x = scaled(x=x, y=np.int32(1 + (by > 30)))
+        context.add(mb.identity(x=x, name=node.name))
 
     return convert
 

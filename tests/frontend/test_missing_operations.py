@@ -155,6 +155,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "median_of_all": lambda x: x.median() + x,
         "shifts": lambda x: torch.stack([(9 * x).int() << 3, (90 * x).int() >> 2]),
         "shifts_by_several": lambda x: (90 * x[..., None]).int() >> torch.arange(3),
+        "each_bit": lambda x: (5e8 * x[..., None]).int() >> torch.arange(32) & 1,
+        "sign_bit": lambda x: (90 * x).int() << 31,
         "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
         "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
@@ -279,7 +281,7 @@ def test_a_filled_diagonal() -> None:
             "scatter_reduce by mean, .* int32",
         ),
         (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
-        (lambda x: (9 * x[..., None]).int() >> torch.arange(32), "0 to 30 is covered"),
+        (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),

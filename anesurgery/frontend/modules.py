@@ -31,6 +31,8 @@ NO_INPUTS = (
     "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
     "or by name"
 )
+BRANCHES = ("torch.jit.trace a dynamo-optimized function", "Only torch.Tensor attr handled yet")
+"""What torch's tracer and coremltools say of functions as operands, as `torch.cond` has."""
 STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
 """Torch dtype of an input -> dtype in Core ML; float32 for all others."""
 
@@ -76,15 +78,21 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
     call = _Call(module, example)
     values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
     try:
-        made = call.outputs(values)
-        with warnings.catch_warnings():
+        with _buffers_kept(module) as changed:
+            made = call.outputs(values)
+        with warnings.catch_warnings(), _buffers_kept(module):
             warnings.simplefilter("ignore")  # of the tracer, about what stays constant
             trace: Any = torch.jit.trace
             traced = trace(call, tuple(values), check_trace=False)
     except Exception as error:  # a module raises what it likes
         raise LoadError(
-            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {first_line(error)}"
+            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {_said(error)}"
         ) from error
+    if changed:
+        warn(
+            f"{_module_words(module)} writes to its buffers ({', '.join(changed)}): the model keeps no such "
+            "state, and each prediction begins with the values of now; make them inputs and outputs, or states"
+        )
     inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
     return _convert(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
 
@@ -143,8 +151,15 @@ def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any
         raise
     except Exception as error:  # coremltools raises what it likes
         wide = [r.reason for name, r in pipeline.report.refusals if name == AXES and "rank" in str(error)]
-        said = f"{first_line(error)} ({AXES}: {wide[0]})" if wide else first_line(error)
+        said = f"{_said(error)} ({AXES}: {wide[0]})" if wide else _said(error)
         raise LoadError(f"{_module_words(module or traced)} was not converted: {said}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error; for branches as functions, what to do."""
+    line = first_line(error)
+    branches = any(words in line for words in BRANCHES)
+    return f"{line} (of torch.cond: compute both branches, and choose with torch.where)" if branches else line
 
 
 def _deployment(target: Any) -> Any:
@@ -217,6 +232,25 @@ def _core_ml_name(name: str) -> str:
 
 def _core_ml_dtype(value: torch.Tensor) -> Any:
     return STORED.get(value.dtype, np.float32)
+
+
+@contextmanager
+def _buffers_kept(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Within the context, a forward may write to buffers, whose names it yields; then they are as before."""
+    kept = [
+        (part, f"{path}.{name}" if path else name, name, value, value.clone())
+        for path, part in module.named_modules()
+        for name, value in part.named_buffers(recurse=False)
+    ]
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for part, path, name, value, before in kept:
+            if not torch.equal(getattr(part, name), before):
+                changed.append(path)
+            setattr(part, name, value)
+            value.copy_(before)
 
 
 @contextmanager

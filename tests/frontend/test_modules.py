@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -15,6 +16,7 @@ import anesurgery as ane
 from anesurgery import frontend, recipes
 from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning, UnknownName
 from anesurgery.frontend.modules import convert_module
+from anesurgery.interpret import run
 from anesurgery.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was converted for this")
@@ -188,6 +190,49 @@ def test_bad_inputs_are_explained(inputs: Any, words: str) -> None:
         ane.inspect(Scores(), inputs=inputs)
     assert words in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
+
+
+class Counting(nn.Module):
+    """Writes to one buffer in place, and binds another anew."""
+
+    count: torch.Tensor
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(1))
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.total = self.total / 2 + x.sum(0)
+        return x * self.count + self.total
+
+
+def test_a_module_that_writes_to_its_buffers_is_left_as_it_is() -> None:
+    """The wrong version: the buffers of a model that ran twice."""
+    module, x = Counting().eval(), torch.arange(12.0).reshape(3, 4)
+    with pytest.warns(SurgeryWarning, match=r"writes to its buffers \(count, total\): the model keeps no such"):
+        model, _ = convert_module(module, [x])
+    assert module.count.item() == 1
+    assert not module.total.any()
+    (found,) = run(model, {"x": x.numpy()}).values()
+    np.testing.assert_array_equal(found, Counting()(x).numpy())
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branches = (lambda x: x + 1), (lambda x: x - 1)
+        chosen: torch.Tensor = torch.cond(x.sum() > 0, *branches, (x,))
+        return chosen
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_branches_as_functions_are_refused_with_advice(exported: bool) -> None:
+    x = torch.ones(2, 3)
+    module = torch.export.export(Branching(), (x,)) if exported else Branching()
+    with pytest.raises(LoadError, match=r"compute both branches, and choose with torch\.where"):
+        convert_module(module, None if exported else [x])
 
 
 def test_where_no_inputs_are_taken_it_says_what_to_do(tmp_path: Path) -> None:

@@ -382,6 +382,25 @@ def refusing_complex_fill(host: Convert, context: Any, node: Any) -> None:
     host(context, node)
 
 
+@wrapper
+def with_complex_update(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a write into a part of a tensor, to write both parts of complex numbers."""
+    names, values = list(node.inputs[:2]), inputs_of(context, node)[:2]
+    if not any(map(is_complex, values)):
+        host(context, node)
+        return
+    numbers = [v if isinstance(v, Var) else mb.const(val=np.float32(v)) for v in values]
+    zero = mb.const(val=np.float32(0))
+    pairs = [_both_parts(v) if is_complex(v) else (v, zero if v.rank == 0 else _zeros(v)) for v in numbers]
+    made = []
+    for part in zip(*pairs, strict=True):
+        context.push((names, list(part)))
+        host(context, node)
+        made.append(context[node.name])
+        context.pop()
+    context.add(_as_complex((made[0], made[1])), torch_name=node.name)
+
+
 COMPLEX_CODES = (9, 10)
 """Torch's codes of complex64 and complex128."""
 

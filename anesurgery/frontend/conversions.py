@@ -26,6 +26,7 @@ from anesurgery.frontend.arguments import (
     wrapper,
 )
 from anesurgery.frontend.complex_numbers import (
+    COMPLEX_CODES,
     TRANSFORMS,
     angle,
     atan2,
@@ -47,6 +48,7 @@ from anesurgery.frontend.complex_numbers import (
     with_complex_parts,
     with_complex_power,
     with_complex_products,
+    with_complex_update,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
@@ -586,6 +588,9 @@ def _fill(value: float, *, like: bool) -> Convert:
             filled = mb.const(val=np.float32(value))
         else:
             filled = mb.fill(shape=_shape(size), value=value)
+        if code is not None and known_value(code) in COMPLEX_CODES:
+            context.add(mb.complex(real_data=filled, imag_data=mb.mul(x=filled, y=np.float32(0))), node.name)
+            return
         default = dtype_of(arguments[0]) if like else "fp32"
         context.add(mb.cast(x=filled, dtype=_dtype(code, default), name=node.name))
 
@@ -606,7 +611,8 @@ def _with_dtype(value: float) -> Callable[[Convert], Convert]:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
         empty = _is_empty(inputs_of(context, node)[0])
-        (_fill(value, like=False) if named or empty else host)(context, node)
+        waves = known_value(argument(context, node, 1, "dtype")) in COMPLEX_CODES
+        (_fill(value, like=False) if named or empty or waves else host)(context, node)
 
     return wrap
 
@@ -1111,7 +1117,7 @@ MOVING = names("slice select unsqueeze squeeze transpose permute reshape view fl
 PARTWISE = names(
     "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
     "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
-    "tril triu cumsum zeros_like diagonal expand_as"
+    "tril triu cumsum zeros_like diagonal"
 )
 """More of them, some with wrappers of their own."""
 
@@ -1166,6 +1172,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("bmm", "mm"), lambda host: with_complex_products(_with_promotion(host))),
     "matmul": lambda host: with_complex_products(with_vectors(_with_promotion(host))),
     "pow": with_complex_power,
+    **dict.fromkeys(
+        (f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
+        with_complex_update,
+    ),
     "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
     **dict.fromkeys(("leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
@@ -1179,7 +1189,9 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "zeros": _with_dtype(0.0),
     "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
-    **dict.fromkeys(("full_like", "fill", "new_full"), lambda _: refusing_complex_fill(_filled)),
+    "new_full": lambda _: refusing_complex_fill(_filled),
+    **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
+    **dict.fromkeys(("expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,

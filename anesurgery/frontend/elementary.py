@@ -533,7 +533,7 @@ CONVERSIONS: dict[str, Convert] = {
 }
 FLOATS_ONLY = (
     *("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin"),
-    *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid"),
+    *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid", "isnan"),
 )
 """Functions that torch also computes for integers, and MIL only for floats."""
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {

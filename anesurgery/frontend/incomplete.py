@@ -381,11 +381,13 @@ def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
     """
     if known_value(argument(context, node, 2, "interpolation_mode", BILINEAR)) == BICUBIC:
         raise NotImplementedError(f"{node.name}: bicubic sampling; Core ML samples bilinearly, or the nearest")
-    if inputs_of(context, node)[0].rank == 5:
-        sample_volume(context, node)
-        return
     grid = node.inputs[1]
     held = f"{grid}_align_corners"
+    if context[node.inputs[0]].rank == 5:
+        if grid not in context and held in context:
+            context.add(_grid(context, grid, bool(known_value(context[held]))), torch_name=grid)
+        sample_volume(context, node)
+        return
     if grid not in context and held in context:
         along = bool(known_value(context[held]))
         names = [name for name in node.inputs[2:5] if name in context]  # torch.export has numbers there
@@ -405,19 +407,15 @@ def with_points(host: Convert, context: Any, node: Any) -> None:
 
 
 def _grid(context: Any, grid: str, corners: bool) -> Var:
-    """Build the points of an affine map, (batch, height, width, 2): the map times the points of the output."""
+    """Build the points of an affine map, (batch, .., width, axes): the map times the points of the output."""
     theta, size = known_value(context[f"{grid}_theta"]), np.ravel(known_value(context[f"{grid}_size"]))
-    if len(size) != 4:
-        raise NotImplementedError(f"affine_grid of {len(size) - 2} axes: only images have one here")
     theta = context[theta] if isinstance(theta, str) else mb.const(val=np.asarray(theta, np.float32))
-    height, width = map(int, size[2:])
-    sides = []
-    for n in (width, height):
-        places = (2 * np.arange(n) + 1) / n - 1
-        sides.append(np.linspace(-1, 1, n) if corners and n > 1 else places)
-    points = np.stack(np.broadcast_arrays(sides[0][None], sides[1][:, None], 1.0), -1).reshape(1, -1, 3)
+    sizes = [int(n) for n in size[2:]]
+    sides = [np.linspace(-1, 1, n) if corners and n > 1 else (2 * np.arange(n) + 1) / n - 1 for n in sizes]
+    points = np.stack([*reversed(np.meshgrid(*sides, indexing="ij")), np.ones(sizes)], -1)
+    points = points.reshape(1, -1, len(sizes) + 1)
     made = mb.matmul(x=points.astype(np_dtype(theta)), y=theta, transpose_y=True)
-    return mb.reshape(x=made, shape=[-1, height, width, 2])
+    return mb.reshape(x=made, shape=[-1, *sizes, len(sizes)])
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {

@@ -59,11 +59,23 @@ def waves(x: torch.Tensor) -> torch.Tensor:
     return torch.complex(x, 2 * x.flip(1))
 
 
+def filled_waves(x: torch.Tensor) -> torch.Tensor:
+    """Low frequencies of one signal in zeros, as in Fourier neural operators, without the mean."""
+    y = torch.zeros(3, 4, 8, dtype=torch.cfloat)
+    y[..., :6] = waves(x)
+    y[..., 0] = 0
+    return y
+
+
 def volume(batch: int, **options: Any) -> Torch:
     """Sample a volume at points, some of which lie outside."""
     return lambda x: F.grid_sample(
         x.reshape(batch, -1, 3, 2, 2), 0.7 * x.reshape(batch, -1, 2, 2, 3), **{"align_corners": False} | options
     )
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return F.affine_grid(0.3 * x[0, :2].reshape(1, 3, 4), [1, 1, 2, 3, 4], align_corners=False)
 
 
 BAGS: dict[str, dict[str, Any]] = {
@@ -172,6 +184,7 @@ CASES: dict[str, dict[str, Torch]] = {
         "largest_so_far": lambda x: torch.stack([*x.cummax(1), *x.round().cummax(-1)[1:]]),
         "least_so_far": lambda x: torch.stack([*x.cummin(-1)]),
         "slopes_of_five_axes": lambda x: F.prelu(x.reshape(3, 4, 1, 2, 3), SLOPES),
+        "nans_of_booleans": lambda x: torch.nansum(x > 0, -1).float() + torch.isnan((9 * x).int()).sum(),
         "close": lambda x: x.isclose(x.flip(0), atol=0.5).float(),
         "sums_of_all": lambda x: torch.einsum("...->", x) + torch.einsum("ii->", x[:, 0, :3]) + x,
         "scalars_filled": lambda x: x + x.new_full((), 3) + torch.full((), 2.0) + x.new_zeros(()),
@@ -209,6 +222,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "batch": volume(3, padding_mode="border"),
         "corners": volume(1, align_corners=True),
         "nearest": volume(1, mode="nearest"),
+        "affine": lambda x: F.grid_sample(x.reshape(1, 1, 4, 6, 3), turned(x), align_corners=False),
+        "moved": lambda x: F.grid_sample(x.reshape(1, 1, 4, 6, 3), 0.1 + turned(x), align_corners=True),
     },
     "projected": {
         "rows": lambda x: PROJECTED(x)[0],
@@ -265,6 +280,11 @@ CASES: dict[str, dict[str, Torch]] = {
 @pytest.mark.parametrize("room", CASES)
 def test_each_conversion(room: str, how: str) -> None:
     assert_each_agrees(CASES[room], (X, X.flip(0, 1) * 0.75), how, rtol=1e-5)
+
+
+def test_complex_numbers_written_into_zeros() -> None:
+    """By trace alone: torch.export writes a slice_scatter, which is refused in words."""
+    assert_each_agrees({"written": lambda x: torch.view_as_real(filled_waves(x))}, (X, -X), "trace")
 
 
 def test_a_filled_diagonal() -> None:

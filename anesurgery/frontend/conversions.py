@@ -1191,7 +1191,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
     "new_full": lambda _: refusing_complex_fill(_filled),
     **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
-    **dict.fromkeys(("expand_as", "slice_scatter", "select_scatter"), with_complex_update),
+    **dict.fromkeys(("copy", "expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,

@@ -414,7 +414,6 @@ assert readers == (Node.from_torchscript_node.__func__, Node.from_exir_node.__fu
             "tanh is not converted for complex numbers: write it by their real and",
         ),
         (lambda x: (torch.full((2, 4), 2j) * x).imag, "full is not converted for complex numbers"),
-        (lambda x: torch.full_like(x * 1j, 1j).imag, "full_like is not converted for complex numbers"),
         (
             lambda x: attend(*(v[None] for v in heads(x)), enable_gqa=True),
             r"enable_gqa with 4 query heads over keys or values of shape \(1, 1, 2, 2, 2\)",

@@ -108,7 +108,8 @@ def test_products_that_nobody_reads_are_left_alone() -> None:
 
     after, session = apply_pass(STEP, program_of(body))
     (edit,) = session.changes
-    assert edit.proof is not None and len(kinds(after, "slice_by_index")) == 1
+    assert edit.proof is not None
+    assert len(kinds(after, "slice_by_index")) == 1
 
 
 # Converted models

@@ -115,8 +115,8 @@ def _decomposed(context: Any, node: Any) -> None:
 @wrapper
 def _with_projections(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an LSTM: MIL has no projection of the state (`proj_size`); torch's steps have."""
-    _, (hidden, cell), *_ = inputs_of(context, node)
-    projected = node.kind == "lstm" and hidden.shape[-1] != cell.shape[-1]
+    states = inputs_of(context, node)[1]  # no list for packed sequences
+    projected = isinstance(states, (list, tuple)) and states[0].shape[-1] != states[1].shape[-1]
     (_decomposed if projected else host)(context, node)
 
 

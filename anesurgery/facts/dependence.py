@@ -32,6 +32,8 @@ def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
 def is_live(op: Operation) -> bool:
     """Does an output of the op's block depend on it, or an op with effects, such as a write to a state?"""
     block = op.enclosing_block
+    if block is None:
+        return False
     impure = (other for other in block.operations if other.op_type in IMPURE)
     return op in slice_back([*block.outputs, *(v for other in impure for v in reads(other))], set())
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Array, is_symbolic, mb, types
+from anesurgery.mil import Array, Var, is_symbolic, mb, types
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,28 @@ def resampling(host: str, axes: int = 2) -> Convert:
         context.add(result)
 
     return convert
+
+
+def given_size(size: Any) -> list[int]:
+    """Return the sides that a resampling gives; none where one of them depends on the input."""
+    stated = size if isinstance(size, (list, tuple)) else known_value(size)
+    sides = [] if stated is None else [known_value(side) for side in stated]
+    return [int(side) for side in sides] if all(isinstance(side, (int, np.integer)) for side in sides) else []
+
+
+def resized(x: Var, sides: list[int], aligned: bool, name: str) -> Var:
+    """Return images of any size, resampled to `sides` by the mode of Core ML that samples as torch does.
+
+    Args:
+        x: (batch, channels, height, width), of which the last two may vary.
+        sides: the new height and width.
+        aligned: torch's `align_corners`.
+        name: the name of the result.
+    """
+    mode = "STRICT_ALIGN_CORNERS" if aligned else "UNALIGN_CORNERS"
+    target = dict(zip(("target_size_height", "target_size_width"), sides, strict=True))
+    made: Var = mb.resize_bilinear(x=x, **target, sampling_mode=mode, name=name)
+    return made
 
 
 def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:

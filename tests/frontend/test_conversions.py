@@ -562,3 +562,26 @@ def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
             inputs=[ct.TensorType("x", (1, 3, *sides))],
             skip_model_load=True,
         )
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_pictures_of_any_size_are_resampled_to_one_size(aligned: bool) -> None:
+    """The wrong version: "Cannot convert expression to float", from a scale that is not known."""
+    frontend.register()
+
+    def resampled(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = resize(x, size=(6, 15), mode="bilinear", align_corners=aligned)
+        return made
+
+    sides = [ct.RangeDim(2, 40, default=8) for _ in range(2)]
+    with quiet_host():
+        model = ct.convert(
+            torch.jit.trace(Function(resampled), torch.zeros(1, 3, 8, 8)),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", (1, 3, *sides))],
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
+    for shape in ((20, 20), (3, 31), (6, 4)):
+        x = torch.randn(1, 3, *shape)
+        (found,) = run(model, {"x": x.numpy()}).values()
+        assert_close(found, resampled(x).numpy(), rtol=1e-5)

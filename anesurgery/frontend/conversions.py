@@ -73,7 +73,7 @@ from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
-from anesurgery.frontend.resampling import given_size, resampling, resized, scales_of
+from anesurgery.frontend.resampling import resampling, resized, scales_of
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
@@ -1011,17 +1011,18 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
 def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
-    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. It also
-    refuses a given size if the size of the image varies.
+    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. If the size
+    of the image varies, it also refuses a given size, and that of another image.
     """
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         x, size, *rest = inputs_of(context, node)
-        bilinear = resample == "upsample_bilinear2d" and axes == 2
-        if bilinear and any(map(is_symbolic, x.shape[-2:])) and (given := given_size(size)):
-            context.add(resized(x, given, bool(known_value(rest[0])), node.name))
-            return
+        if resample == "upsample_bilinear2d" and axes == 2 and any(map(is_symbolic, x.shape[-2:])):
+            made = resized(x, size, bool(known_value(rest[0])), node.name)
+            if made is not None:
+                context.add(made)
+                return
         fixed = not any(map(is_symbolic, x.shape[-axes:])) and not (first == 3 and known_value(rest[0]))
         sides = zip(x.shape[-axes:], scales_of(context, node, first, axes), strict=True) if fixed else ()
         sizes = [side * scale for side, scale in sides if scale is not None]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Array, Var, is_symbolic, mb, types
+from anesurgery.mil import Array, Var, ct, is_symbolic, mb, producer, types
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,50 @@ def resampling(host: str, axes: int = 2) -> Convert:
     return convert
 
 
-def given_size(size: Any) -> list[int]:
-    """Return the sides that a resampling gives; none where one of them depends on the input."""
-    stated = size if isinstance(size, (list, tuple)) else known_value(size)
-    sides = [] if stated is None else [known_value(side) for side in stated]
-    return [int(side) for side in sides] if all(isinstance(side, (int, np.integer)) for side in sides) else []
+def resized(x: Var, size: Any, aligned: bool, name: str) -> Var | None:
+    """Return images resampled to a size by the mode of Core ML that samples as torch does.
 
-
-def resized(x: Var, sides: list[int], aligned: bool, name: str) -> Var:
-    """Return images of any size, resampled to `sides` by the mode of Core ML that samples as torch does.
+    None if the size is a multiple of that of an image, which the host converts.
 
     Args:
         x: (batch, channels, height, width), of which the last two may vary.
-        sides: the new height and width.
+        size: the new height and width: a list, a variable or None.
         aligned: torch's `align_corners`.
         name: the name of the result.
+
+    Raises:
+        NotImplementedError: if the new size varies, and the target is older than iOS 17.
     """
+    stated = size if isinstance(size, (list, tuple)) else known_value(size)
+    sides = [] if stated is None else [known_value(side) for side in stated]
     mode = "STRICT_ALIGN_CORNERS" if aligned else "UNALIGN_CORNERS"
-    target = dict(zip(("target_size_height", "target_size_width"), sides, strict=True))
-    made: Var = mb.resize_bilinear(x=x, **target, sampling_mode=mode, name=name)
+    made: Var
+    if len(sides) == 2 and all(isinstance(side, (int, np.integer)) for side in sides):
+        target = dict(zip(("target_size_height", "target_size_width"), map(int, sides), strict=True))
+        made = mb.resize_bilinear(x=x, **target, sampling_mode=mode, name=name)
+        return made
+    if len(sides) != 2 or any(map(_is_multiple, stated)):
+        return None
+    if not _is_at_least_ios17():
+        raise NotImplementedError(f"{name}: a size that varies: convert for iOS 17 or later, or {FIXED}")
+    lengths = [mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0]) for side in stated]
+    shape = mb.concat(values=lengths, axis=0)
+    made = mb.resize(x=x, shape=shape, resized_dims=np.uint32(2), sampling_mode=mode, name=name)
     return made
+
+
+def _is_multiple(side: Any) -> bool:
+    """Is a side computed by a product? Casts and floor are passed over."""
+    while (op := producer(side, "cast") or producer(side, "floor")) is not None:
+        side = op.x
+    return producer(side, "mul") is not None
+
+
+def _is_at_least_ios17() -> bool:
+    """Return whether the conversion is for iOS 17 or later."""
+    from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
+
+    return bool(is_current_opset_version_compatible_with(ct.target.iOS17))
 
 
 def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:

@@ -545,6 +545,7 @@ def test_a_buffer_that_is_overwritten(rows: int) -> None:
 
 def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
     """As positions that are interpolated, in a model that is converted with a range."""
+    frontend.register()
     places = torch.randn(1, 3, 4, 4)
 
     def positions(x: torch.Tensor) -> torch.Tensor:
@@ -564,24 +565,47 @@ def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
         )
 
 
-@pytest.mark.parametrize("aligned", [False, True])
-def test_pictures_of_any_size_are_resampled_to_one_size(aligned: bool) -> None:
-    """The wrong version: "Cannot convert expression to float", from a scale that is not known."""
+def of_any_size(function: Callable[[torch.Tensor], torch.Tensor], target: str) -> Any:
+    """The model of a function of pictures whose two sides vary."""
     frontend.register()
-
-    def resampled(x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = resize(x, size=(6, 15), mode="bilinear", align_corners=aligned)
-        return made
-
-    sides = [ct.RangeDim(2, 40, default=8) for _ in range(2)]
+    sides = [ct.RangeDim(4, 40, default=8) for _ in range(2)]
     with quiet_host():
-        model = ct.convert(
-            torch.jit.trace(Function(resampled), torch.zeros(1, 3, 8, 8)),  # type: ignore[no-untyped-call]
+        return ct.convert(
+            torch.jit.trace(Function(function), torch.zeros(1, 3, 8, 8)),  # type: ignore[no-untyped-call]
             inputs=[ct.TensorType("x", (1, 3, *sides))],
             compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=getattr(ct.target, target),
             skip_model_load=True,
         )
-    for shape in ((20, 20), (3, 31), (6, 4)):
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    """As in a U-Net: a small picture in the size of another one."""
+    large = torch.nn.functional.max_pool2d(x, 2)
+    small = resize(torch.nn.functional.avg_pool2d(large, 2), size=large.shape[-2:], mode="bilinear")
+    return torch.cat([large, small], 1)
+
+
+RESAMPLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "one size": (lambda x: resize(x, size=(6, 15), mode="bilinear"), "iOS15"),
+    "one size, aligned": (lambda x: resize(x, size=(6, 15), mode="bilinear", align_corners=True), "iOS15"),
+    "the size of another": (joined, "iOS17"),
+    "half the size": (lambda x: resize(x, size=[s // 2 for s in x.shape[-2:]], mode="bilinear"), "iOS17"),
+    "twice the size": (lambda x: resize(x, size=[2 * s for s in x.shape[-2:]], mode="bilinear"), "iOS16"),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_pictures_of_any_size_are_resampled(name: str) -> None:
+    """The wrong version: "Cannot convert expression to float", or "Unable to map torch_upsample_bilinear"."""
+    function, target = RESAMPLED[name]
+    model = of_any_size(function, target)
+    for shape in ((20, 20), (5, 31), (6, 4)):
         x = torch.randn(1, 3, *shape)
         (found,) = run(model, {"x": x.numpy()}).values()
-        assert_close(found, resampled(x).numpy(), rtol=1e-5)
+        assert_close(found, function(x).numpy(), rtol=1e-5)
+
+
+def test_an_old_target_cannot_resample_to_a_size_that_varies() -> None:
+    with pytest.raises(NotImplementedError, match="convert for iOS 17 or later"):
+        of_any_size(joined, "iOS16")

@@ -1011,23 +1011,36 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
 def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
-    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. If the size
-    of the image varies, it also refuses a given size, and that of another image.
+    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. It also
+    refuses sizes that vary, unless they are multiples of that of an image.
     """
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         x, size, *rest = inputs_of(context, node)
-        if resample == "upsample_bilinear2d" and axes == 2 and any(map(is_symbolic, x.shape[-2:])):
-            made = resized(x, size, bool(known_value(rest[0])), node.name)
-            if made is not None:
-                context.add(made)
-                return
+        made = resized(resample, x, size, first == 3 and bool(known_value(rest[0])), node.name)
+        if made is not None:
+            context.add(made)
+            return
         fixed = not any(map(is_symbolic, x.shape[-axes:])) and not (first == 3 and known_value(rest[0]))
         sides = zip(x.shape[-axes:], scales_of(context, node, first, axes), strict=True) if fixed else ()
         sizes = [side * scale for side, scale in sides if scale is not None]
         whole = np.allclose(sizes, np.round(sizes), rtol=0, atol=1e-6)
         (host if whole else resampling(resample, axes))(context, node)
+
+    return wrap
+
+
+def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
+    """Return a wrapper for an adaptive pooling of one axis to length 1, of which the host needs the length."""
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x, size = inputs_of(context, node)[:2]
+        if is_symbolic(x.shape[-1]) and np.all(known_value(size) == 1):
+            context.add(getattr(mb, reduce)(x=x, axes=[-1], keep_dims=True, name=node.name))
+        else:
+            host(context, node)
 
     return wrap
 
@@ -1240,6 +1253,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
+    "adaptive_avg_pool1d": _with_whole_axis("reduce_mean"),
+    "adaptive_max_pool1d": _with_whole_axis("reduce_max"),
     "round": lambda _: convert_round,
     "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,

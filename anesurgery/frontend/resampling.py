@@ -86,40 +86,57 @@ def resampling(host: str, axes: int = 2) -> Convert:
     return convert
 
 
-def resized(x: Var, size: Any, aligned: bool, name: str) -> Var | None:
+def resized(resample: str, x: Var, size: Any, aligned: bool, name: str) -> Var | None:
     """Return images resampled to a size by the mode of Core ML that samples as torch does.
 
-    None if the size is a multiple of that of an image, which the host converts.
+    None if the host converts it: fixed sizes, and a multiple of the size of an image.
 
     Args:
-        x: (batch, channels, height, width), of which the last two may vary.
-        size: the new height and width: a list, a variable or None.
+        resample: torch's operation with the same matrices, bilinear or nearest.
+        x: (batch, channels, height, width) or (batch, channels, length); the size may vary.
+        size: the new size: a list, a variable or None.
         aligned: torch's `align_corners`.
         name: the name of the result.
 
     Raises:
-        NotImplementedError: if the new size varies, and the target is older than iOS 17.
+        NotImplementedError: for nearest pixels; if the new size varies and the target is older than iOS 17.
     """
     stated = size if isinstance(size, (list, tuple)) else known_value(size)
     sides = [] if stated is None else [known_value(side) for side in stated]
-    mode = "STRICT_ALIGN_CORNERS" if aligned else "UNALIGN_CORNERS"
-    made: Var
-    if len(sides) == 2 and all(isinstance(side, (int, np.integer)) for side in sides):
-        target = dict(zip(("target_size_height", "target_size_width"), map(int, sides), strict=True))
-        made = mb.resize_bilinear(x=x, **target, sampling_mode=mode, name=name)
-        return made
-    if len(sides) != 2 or any(map(_is_multiple, stated)):
+    fixed = all(isinstance(side, (int, np.integer)) for side in sides)
+    if not sides or (not any(map(is_symbolic, x.shape[2:])) if fixed else any(map(_is_multiple, stated))):
         return None
-    if not _is_at_least_ios17():
+    if resample in NEAREST:
+        raise NotImplementedError(
+            f"{name}: to a varying size, Core ML takes other nearest pixels than torch: give a scale_factor "
+            f'or mode="bilinear", or {FIXED}'
+        )
+    if not fixed and not _is_at_least_ios17():
         raise NotImplementedError(f"{name}: a size that varies: convert for iOS 17 or later, or {FIXED}")
-    lengths = [mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0]) for side in stated]
-    shape = mb.concat(values=lengths, axis=0)
-    made = mb.resize(x=x, shape=shape, resized_dims=np.uint32(2), sampling_mode=mode, name=name)
+    is_line, mode = len(sides) == 1, "STRICT_ALIGN_CORNERS" if aligned else "UNALIGN_CORNERS"
+    image = mb.expand_dims(x=x, axes=[2]) if is_line else x
+    if fixed:
+        height, width = [1, *sides] if is_line else sides
+        made = mb.resize_bilinear(
+            x=image, target_size_height=int(height), target_size_width=int(width), sampling_mode=mode
+        )
+    else:
+        shape = mb.concat(values=[_as_list(side) for side in stated], axis=0)
+        made = mb.resize(x=image, shape=shape, resized_dims=np.uint32(len(sides)), sampling_mode=mode)
+    result: Var = mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
+    return result
+
+
+def _as_list(side: Var) -> Var:
+    """Return a number as a list of one integer."""
+    made: Var = mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
     return made
 
 
 def _is_multiple(side: Any) -> bool:
     """Is a side computed by a product? Casts and floor are passed over."""
+    if not isinstance(side, Var):
+        return False
     while (op := producer(side, "cast") or producer(side, "floor")) is not None:
         side = op.x
     return producer(side, "mul") is not None

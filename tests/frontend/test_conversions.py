@@ -586,10 +586,25 @@ def joined(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([large, small], 1)
 
 
+PLACES = torch.arange(48.0).reshape(1, 3, 4, 4).sin()
+
+
+def line(x: torch.Tensor) -> torch.Tensor:
+    """Lines of one length, and of the length of another line."""
+    rows = x[:, :, 0]
+    shorter = torch.nn.functional.max_pool1d(rows, 2)
+    fitted = resize(shorter, size=rows.shape[-1], mode="linear")
+    most = torch.nn.functional.adaptive_max_pool1d(rows, 1)
+    mean = torch.nn.functional.adaptive_avg_pool1d(rows, 1)
+    return torch.cat([resize(v, size=7, mode="linear") for v in (rows, fitted)] + [most, mean], -1)
+
+
 RESAMPLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "one size": (lambda x: resize(x, size=(6, 15), mode="bilinear"), "iOS15"),
     "one size, aligned": (lambda x: resize(x, size=(6, 15), mode="bilinear", align_corners=True), "iOS15"),
     "the size of another": (joined, "iOS17"),
+    "a constant": (lambda x: x + resize(PLACES, size=x.shape[-2:], mode="bilinear"), "iOS17"),
+    "lines": (line, "iOS17"),
     "half the size": (lambda x: resize(x, size=[s // 2 for s in x.shape[-2:]], mode="bilinear"), "iOS17"),
     "twice the size": (lambda x: resize(x, size=[2 * s for s in x.shape[-2:]], mode="bilinear"), "iOS16"),
 }
@@ -606,6 +621,17 @@ def test_pictures_of_any_size_are_resampled(name: str) -> None:
         assert_close(found, function(x).numpy(), rtol=1e-5)
 
 
-def test_an_old_target_cannot_resample_to_a_size_that_varies() -> None:
-    with pytest.raises(NotImplementedError, match="convert for iOS 17 or later"):
-        of_any_size(joined, "iOS16")
+@pytest.mark.parametrize(
+    ("mode", "target", "said"),
+    [
+        ("bilinear", "iOS16", "convert for iOS 17 or later"),
+        ("nearest", "iOS17", "other nearest pixels than torch"),
+    ],
+)
+def test_what_cannot_be_resampled_to_a_size_that_varies(mode: str, target: str, said: str) -> None:
+    def resampled(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = resize(torch.nn.functional.max_pool2d(x, 2), size=x.shape[-2:], mode=mode)
+        return made
+
+    with pytest.raises(NotImplementedError, match=said):
+        of_any_size(resampled, target)

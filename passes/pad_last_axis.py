@@ -27,6 +27,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts.dependence import is_live
 from anesurgery.regions import padding
 
 
@@ -59,8 +60,8 @@ class PadLastAxis(Rewrite):
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
         region = padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
-        if not region.edges and not region.absorbing_products:
-            return an.NO_MATCH  # nobody reads it
+        if not is_live(m.root):
+            return an.NO_MATCH
         convolutions = sum(op.op_type == "conv" for op in region.ops)
         if region.entry is not None and 1 + len(region.edges) > convolutions:
             cost = f"1 pad and {len(region.edges)} cuts"

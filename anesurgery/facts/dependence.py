@@ -29,6 +29,13 @@ def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
     return list(order)
 
 
+def is_live(op: Operation) -> bool:
+    """Does an output of the op's block depend on it, or an op with effects, such as a write to a state?"""
+    block = op.enclosing_block
+    impure = (other for other in block.operations if other.op_type in IMPURE)
+    return op in slice_back([*block.outputs, *(v for other in impure for v in reads(other))], set())
+
+
 ROW_LOOKUPS = names("gather gather_along_axis")
 """Ops that read rows along an axis."""
 

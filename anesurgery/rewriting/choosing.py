@@ -137,11 +137,16 @@ def _targets(search: Search) -> Sequence[Target]:
     return [search.start.target] if search.tried.session.target else Target.newest()
 
 
+NOTHING_FOUND = "no pass found anything to change"
+
+
 def _no_gain(search: Search, end: Trial) -> str:
     """Return why the model stays as it is."""
     targets = _targets(search)
     if worse := next(filter(None, map(end.subject.worse_than_layers, targets)), ""):
         return f"the neural network stays as it is: {worse}"
+    if search.searching_step is None and not (end.steps or search.results.step_losses):
+        return NOTHING_FOUND
     return f"nothing to gain on {targets[0].words if search.tried.session.target else _chips(targets)}"
 
 

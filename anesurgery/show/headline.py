@@ -18,6 +18,7 @@ from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
 from anesurgery.placement.score import LEAST_STEP, Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import HALVES, WRONG
+from anesurgery.rewriting.choosing import NOTHING_FOUND
 from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE, SHAPE
@@ -31,7 +32,7 @@ def headline(surgery: Surgery) -> str:
     if (score := _score(surgery)) is not None and score.refused:
         return _joined(score.refused, _done(surgery), surgery.wrong)
     if not surgery.changes:
-        no_gain = surgery.plan.gain if _gains_nothing(surgery) else ""
+        no_gain = surgery.plan.gain if _gains_nothing(surgery) or surgery.plan.gain == NOTHING_FOUND else ""
         return _joined(_done(surgery), no_gain, _as_it_is(surgery), surgery.wrong)
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
     repaired = _repaired_outputs(surgery)

@@ -46,11 +46,15 @@ FAULTS: dict[str, tuple[Function, Function | None, str]] = {
     "cumsum along the wrong axis": (lambda h: h.cumsum(1), lambda h: h.cumsum(2), "cumsum"),
     "cumsum from the end": (lambda h: h.cumsum(1), lambda h: h.flip(1).cumsum(1).flip(1), "cumsum"),
     "softmax along the wrong axis": (lambda h: h.softmax(-1), lambda h: h.softmax(1), "softmax"),
-    "coremltools' x % 1": (lambda h: (3 * h) % 1, None, "remainder"),
-    "coremltools' atan2": (lambda h: torch.atan2(h.relu(), h.roll(1, 2)), None, "atan2"),
-    "average pooling past the end": (lambda h: F.avg_pool1d(h, 2, 2, ceil_mode=True), None, "avg_pool1d"),
-    "wrong epsilon of rms_norm": (lambda h: F.rms_norm(spiked(h), (15,), eps=1e-2).sin(), None, "rms_norm"),
-    "wrong epsilon of layer_norm": (
+    "coremltools' bug in x % 1": (lambda h: (3 * h) % 1, None, "remainder"),
+    "coremltools' bug in atan2": (lambda h: torch.atan2(h.relu(), h.roll(1, 2)), None, "atan2"),
+    "average pooling that counts elements past the end": (
+        lambda h: F.avg_pool1d(h, 2, 2, ceil_mode=True),
+        None,
+        "avg_pool1d",
+    ),
+    "wrong epsilon in rms_norm": (lambda h: F.rms_norm(spiked(h), (15,), eps=1e-2).sin(), None, "rms_norm"),
+    "wrong epsilon in layer_norm": (
         lambda h: F.layer_norm(h, (15,), eps=1e-5),
         lambda h: F.layer_norm(h, (15,), eps=1e-2),
         "layer_norm",
@@ -65,8 +69,8 @@ FAULTS: dict[str, tuple[Function, Function | None, str]] = {
         "mean",
     ),
     "wrong exponent": (lambda h: h.abs() ** 1.5, lambda h: h.abs() ** 1.6, "pow"),
-    "wrong limit of clamp": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
-    "wrong threshold of where": (
+    "wrong limit in clamp": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
+    "wrong threshold in where": (
         lambda h: torch.where(h > 0, h, 0.1 * h),
         lambda h: torch.where(h > 0.2, h, 0.1 * h),
         "gt",
@@ -76,7 +80,7 @@ FAULTS: dict[str, tuple[Function, Function | None, str]] = {
         lambda h: torch.cat([h.sin(), h], -1),
         "cat",
     ),
-    "wrong scale of attention": (
+    "wrong scale in attention": (
         lambda h: attend(h, 0.3),
         lambda h: attend(h, 0.33),
         "scaled_dot_product_attention",

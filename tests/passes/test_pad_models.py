@@ -100,6 +100,18 @@ def test_any_graph_of_products_and_elementwise_ops(data: st.DataObject) -> None:
             assert op.outputs[0].shape[-1] % multiple == 0, to_text(after)
 
 
+def test_products_that_nobody_reads_are_left_alone() -> None:
+    def body(x: Var) -> Any:
+        h = hidden(x)
+        mb.tanh(x=hidden(hidden(h), seed=1))
+        return mb.identity(x=h)
+
+    after, session = apply_pass(STEP, program_of(body))
+    (edit,) = session.changes
+    assert edit.proof is not None
+    assert len(kinds(after, "slice_by_index")) == 1
+
+
 # Converted models
 
 

@@ -29,25 +29,30 @@ TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small
 
 @cache
 def faster(name: str, recipe: str, device: str) -> str:
-    """``By our estimate, the time per prediction of a small GPT-2 drops from 14.9 ms to 1.89 ms ...``."""
+    """``We estimate that `gpt2_ane` takes a small GPT-2 on an iPhone 13 from 14.9 ms to 1.89 ms ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
         assert surgery.proof is not None
         assert surgery.proof.ok
-        times = _times(surgery.time)
-        gain = f"the time per prediction of {TITLES[name]} on an {device} drops {times}"
-        return f"By our estimate, {gain}. {_gained_by(surgery, model, device)}."
+        gain = _takes(f"`{recipe}` takes {TITLES[name]}", device, surgery.time)
+        return f"{gain}. {_gained_by(surgery, model, device)}."
 
 
-def _times(time: Change | None) -> str:
-    """Two times of which the second is shorter for certain."""
+def _takes(what: str, device: str, time: Change | None, each: str = "prediction") -> str:
+    """``We estimate that WHAT on an iPhone 13 from 14.9 ms to 1.89 ms per prediction. That is ...``."""
+    times, speed = _times(time)
+    return f"We estimate that {what} on an {device} {times} per {each}. {speed}"
+
+
+def _times(time: Change | None) -> tuple[str, str]:
+    """Two times of which the second is shorter for certain, and their ratio."""
     assert time is not None
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
     likely = f"the 80% interval is {low} to {high}"
-    return f"from {times}. That is about {speedup} times as fast; {likely}"
+    return f"from {times}", f"That is about {speedup} times as fast; {likely}"
 
 
 def _gained_by(surgery: ane.Surgery, model: Path, device: str) -> str:
@@ -78,9 +83,10 @@ def found_and_repaired(name: str, recipe: str, device: str) -> str:
     assert "select_last_token" in {change.pass_name for change in surgery.changes}
     slowest = max(found.ops, key=lambda row: row.ms or 0.0)
     share = (slowest.ms or 0.0) / found.time.ms
-    what = f"the op `{slowest.name}` takes {share:.0%} of the time of {TITLES[name]} on an {device}"
-    gain = f"If this op computes only the last position, the time per prediction drops {_times(surgery.time)}"
-    return f"By our estimate, {what}. {gain}."
+    what = f"the op `{slowest.name}` accounts for {share:.0%} of the time of {TITLES[name]} on an {device}"
+    times, speed = _times(surgery.time)
+    gain = f"If this op computes only the last position, the time drops {times} per prediction"
+    return f"We estimate that {what}. {gain}. {speed}."
 
 
 def _named_on(page: str, block: int = 0) -> dict[str, Any]:
@@ -118,10 +124,8 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    what = (
-        f"the time per prediction of the [tutorial](tutorial.md)'s image network drops {_times(surgery.time)}"
-    )
-    return f"On an {device}, we estimate that {what}. On our test inputs, the outputs are identical."
+    gain = _takes("the repair in the [tutorial](tutorial.md) takes its image network", device, surgery.time)
+    return f"{gain}. On our test inputs, the outputs are identical."
 
 
 @cache
@@ -137,11 +141,11 @@ def with_a_cache(device: str) -> str:
         assert after is not None
         time = change(before, after)
         assert _from_one_position(whole, f"{device}/iOS 18", time)
-    what = f"the time per new token of a small GPT-2 on an {device} drops {_times(time)}"
+    gain = _takes("`llm_ane` takes a small GPT-2", device, time, each="token")
     logits = "computing the logits (the scores of all possible next tokens) of one token instead of 64"
     cache = "Keeping the results of earlier tokens (a cache) saves little in a context of only 64 tokens"
     why = f"Nearly all of the gain comes from {logits}. {cache}"
-    return f"By our estimate, {what}. {why}."
+    return f"{gain}. {why}."
 
 
 @cache
@@ -157,8 +161,8 @@ def smaller(bits: int, device: str) -> str:
     assert found.loss is not None
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
     kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB ([PSNR](numbers.md))."
-    random = "Weights and inputs were random, so a trained model will differ."
-    what = f"Stored in {bits} bits for an {device}, the weights of a small GPT-2 shrink from {sizes}"
+    random = "Weights and inputs were random, so expect different results with a trained model."
+    what = f"With {bits}-bit weights for an {device}, a small GPT-2 shrinks from {sizes}"
     return f"{what}. {kept} {random}"
 
 
@@ -187,7 +191,7 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    share = f"how many of its ops an {device} runs on the Neural Engine"
+    share = f"what share of its ops an {device} runs on the Neural Engine"
     unsure = f"we cannot tell {share}; it could be anything from {before:.0%} to 100%"
     return (
         f"If a small audio network accepts a range of input lengths, {unsure}. "

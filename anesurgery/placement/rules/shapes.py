@@ -297,8 +297,8 @@ ENUMERATED = _shaped(
 MOST_LISTED = 128
 ENUMERATED_MANY = _shaped(
     "dyn-enum-many",
-    f"Apple documents up to {MOST_LISTED} enumerated shapes; with 144 sizes of an image every prediction failed, "
-    "and with 120 it ran",
+    f"Apple documents up to {MOST_LISTED} enumerated shapes; with 144 sizes of an image, predictions failed, "
+    "and with 120 they ran",
     "coremltools guide: flexible-inputs; apple/coremltools: issue 989 (a Mac, macOS 10.15)",
     grade=Grade.DOCUMENTED,
     advice=f"list at most {MOST_LISTED} shapes",

@@ -140,16 +140,17 @@ def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
 
 def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Does the description allow these shapes of the inputs?"""
-    for feature in (f for f in features if f.name in shapes):
-        size, kind = shapes[feature.name], feature.type
-        allowed = list[list[Range]]()
-        if kind.WhichOneof("Type") == "imageType":
-            size, allowed = (size[-1], size[-2]), _sizes(kind.imageType)
-        elif kind.WhichOneof("Type") == "multiArrayType":
-            allowed = _shapes(kind.multiArrayType)
-        if allowed and not any(_matches(size, one) for one in allowed):
-            return False
-    return True
+    return not refused_shape(features, shapes)
+
+
+def refused_shape(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return in words the first input whose shape the description refuses, and what it takes; "" for none."""
+    features = [feature for feature in features if feature.name in shapes]
+    for name, allowed in allowed_shapes(features).items():
+        if allowed and not any(_matches(shapes[name], one) for one in allowed):
+            given = "x".join(map(str, shapes[name]))
+            return f"{name} {given}; it takes {' or '.join(map(_shape_text, allowed))}"
+    return ""
 
 
 def allowed_shapes(features: Iterable[Any]) -> dict[str, list[list[Range]]]:

@@ -38,7 +38,7 @@ from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, index
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, link_or_copy, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
-from anesurgery.interpret.features import allows
+from anesurgery.interpret.features import refused_shape
 from anesurgery.loading import load, load_sequence
 from anesurgery.mil import (
     Function,
@@ -271,10 +271,8 @@ def _as_dynamic(loaded: Loaded, wanted: Sequence[Shapes], *, unrolled: bool) -> 
             words = "its loops were unrolled, for as many rounds as its one size has"
             raise SurgeryError(f"{error} ({words})") from error
     for shapes in wanted:
-        if not allows(loaded.described_inputs, shapes):
-            raise SurgeryError(
-                f"sizes: the model does not take {in_words(shapes)}; its description has another range"
-            )
+        if refused := refused_shape(loaded.described_inputs, shapes):
+            raise SurgeryError(f"sizes: the model does not take {refused}")
     return loaded, ()
 
 
@@ -670,14 +668,11 @@ def size_times(
         dtypes=dtypes,
     )
     inspections = dict(zip(probes, sized.inspect(device).values(), strict=True))
-    milliseconds = {
-        length: inspection.time.ms
-        for length, inspection in inspections.items()
-        if inspection.time and inspection.time.measurements
-    }
+    milliseconds = {length: inspection.time.ms for length, inspection in inspections.items() if inspection.time}
     if not milliseconds:
         why = _no_time_reason(inspections[probes[-1]])
-        raise SurgeryError(f"no length has an estimated time on {device}: {why}")
+        choose = "choose by padding, without a model"
+        raise SurgeryError(f"no length has an estimated time on {device}: {why}; {choose}")
     return SizeTimes(milliseconds, inspections, *_stored_bytes(sized))
 
 

@@ -179,11 +179,11 @@ class Cuts:
         Raises:
             SurgeryError: there are too few places to cut.
         """
-        if parts > len(self.places) - 1:
-            raise SurgeryError(
-                f"it can be cut into {len(self.places) - 1} parts at most, and not into {parts}: "
-                f"elsewhere more values cross{self._uncuttable_words()}"
-            )
+        most = len(self.places) - 1
+        if parts > most:
+            elsewhere = f"at any other place, more data passes between the parts{self._uncuttable_words()}"
+            why = "it has no more ops" if most == len(self.graph.nodes) else elsewhere
+            raise SurgeryError(f"it can be cut into {most} parts at most, and not into {parts}: {why}")
         limits = sorted(set(self.chunk_weights.values()))
         least = bisect.bisect_left(limits, True, key=lambda n: self._cheapest_chunks(n, parts) is not None)
         best = self._cheapest_chunks(int(limits[least] * SLACK), parts)

@@ -302,9 +302,10 @@ def register() -> None:
     every = CONVERSIONS | converters
     ours = CONVERSIONS | {name: every[same] for name, same in ALIASES.items() if same in every}
     _add(converters, {name: convert for name, convert in ours.items() if name not in converters})
-    for name, wrap in (WRAPPERS | {"lstm": _with_projections}).items():
+    for name, wrap in WRAPPERS.items():
         if name in converters and not converters[name].__module__.startswith(__name__):
-            converters[name] = wrap(converters[name])
+            host = wrap(converters[name])
+            converters[name] = _with_projections(host) if name == "lstm" else host
     added = [name for name in ALIASES.keys() - WRAPPERS if name in _ADDED.keys() & converters]
     kept = [name for name in added if converters[name] is _ADDED[name] and ALIASES[name] in converters]
     _add(converters, {name: converters[ALIASES[name]] for name in kept})  # with what was wrapped since

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
-from anesurgery.frontend.resampling import resampling, scales_of
+from anesurgery.frontend.resampling import resampling, resized, scales_of
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
@@ -280,7 +280,7 @@ def encoder_layer(context: Any, node: Any) -> None:
         return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **scales)
 
     def attended(x: Var) -> Var:
-        mixed, _ = _attention([x] * 3, arguments, int(heads), _kept_scores(context, node, len(ENCODER_LAYER)))
+        mixed, _ = _attention([x] * 3, arguments, int(heads), keep)
         return mixed
 
     def feed_forward(x: Var) -> Var:
@@ -288,13 +288,46 @@ def encoder_layer(context: Any, node: Any) -> None:
         x = mb.gelu(x=x, mode="EXACT") if uses_gelu else mb.relu(x=x)
         return mb.linear(x=x, weight=arguments["weight_2"], bias=arguments["bias_2"])
 
-    x: Var = arguments["x"]
+    rows = arguments["x"]
+    x: Var = rows.x if isinstance(rows, Nested) else rows
+    keep = rows.keep if isinstance(rows, Nested) else _kept_scores(context, node, len(ENCODER_LAYER))
     if first:
         x = mb.add(x=x, y=attended(normed(x, 1)))
-        context.add(mb.add(x=x, y=feed_forward(normed(x, 2)), name=node.name))
+        x = mb.add(x=x, y=feed_forward(normed(x, 2)))
     else:
         x = normed(mb.add(x=x, y=attended(x)), 1)
-        context.add(mb.identity(x=normed(mb.add(x=x, y=feed_forward(x)), 2), name=node.name))
+        x = normed(mb.add(x=x, y=feed_forward(x)), 2)
+    if isinstance(rows, Nested):
+        context.add(Nested(x, rows.keep), torch_name=node.name)
+    else:
+        context.add(mb.identity(x=x, name=node.name))
+
+
+class Nested(NamedTuple):
+    """Rows of several lengths, which torch stores without padding.
+
+    Attributes:
+        x: the rows with their padding, (batch, length, width).
+        keep: False for padding, (batch, 1, 1, length).
+    """
+
+    x: Var
+    keep: Var
+
+
+def nested_rows(context: Any, node: Any) -> None:
+    """Convert `_nested_tensor_from_mask`: the rows keep their padding, and the mask goes along."""
+    x, mask = inputs_of(context, node)[:2]
+    kept = mb.expand_dims(x=mb.cast(x=mask, dtype="bool"), axes=[1, 2])
+    context.add(Nested(x, kept), torch_name=node.name)
+
+
+def padded_rows(context: Any, node: Any) -> None:
+    """Convert `to_padded_tensor`: a number in the place of padding."""
+    rows, number = inputs_of(context, node)[:2]
+    kept = mb.expand_dims(x=mb.squeeze(x=rows.keep, axes=[1, 2]), axes=[2])
+    number = np_dtype(rows.x).type(known_value(number))
+    context.add(mb.select(cond=kept, a=rows.x, b=number, name=node.name))
 
 
 def multi_head_attention(context: Any, node: Any) -> None:
@@ -477,6 +510,30 @@ def exported_recurrent(kind: str) -> Convert:
         context.add(tuple(context[name] for name in outputs), torch_name=node.name)
 
     return convert
+
+
+@wrapper
+def with_joined_states(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `lstm`: states that were stacked are joined, for a pass of the host fails on them.
+
+    The states of several layers are stacked, and a second call of these layers splits them again. The pass
+    `fuse_stack_split` then removes states that are still read.
+    """
+    states = inputs_of(context, node)[1]
+    if isinstance(states, (list, tuple)) and any(producer(state, "stack") is not None for state in states):
+        context.add([_joined(state) for state in states], torch_name=f"{node.name}_states")
+        _read_instead(node, 1, f"{node.name}_states")
+    host(context, node)
+
+
+def _joined(x: Var) -> Var:
+    """Return stacked values, joined along a new axis; other values as they are."""
+    op = producer(x, "stack")
+    if op is None:
+        return x
+    axis = int(op.axis.val)
+    joined: Var = mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
+    return joined
 
 
 # -- missing axes: pools without a batch, products with a vector as weight ---------------------------------
@@ -981,17 +1038,36 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
 def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
-    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones.
+    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. It also
+    refuses sizes that vary, unless they are multiples of that of an image.
     """
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
-        x, _, *rest = inputs_of(context, node)
+        x, size, *rest = inputs_of(context, node)
+        made = resized(resample, x, size, first == 3 and bool(known_value(rest[0])), node.name)
+        if made is not None:
+            context.add(made)
+            return
         fixed = not any(map(is_symbolic, x.shape[-axes:])) and not (first == 3 and known_value(rest[0]))
         sides = zip(x.shape[-axes:], scales_of(context, node, first, axes), strict=True) if fixed else ()
         sizes = [side * scale for side, scale in sides if scale is not None]
         whole = np.allclose(sizes, np.round(sizes), rtol=0, atol=1e-6)
         (host if whole else resampling(resample, axes))(context, node)
+
+    return wrap
+
+
+def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
+    """Return a wrapper for an adaptive pooling of one axis to length 1, of which the host needs the length."""
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x, size = inputs_of(context, node)[:2]
+        if is_symbolic(x.shape[-1]) and np.all(known_value(size) == 1):
+            context.add(getattr(mb, reduce)(x=x, axes=[-1], keep_dims=True, name=node.name))
+        else:
+            host(context, node)
 
     return wrap
 
@@ -1070,6 +1146,8 @@ CONVERSIONS: dict[str, Convert] = {
     "unfold": unfold,
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
+    "_nested_tensor_from_mask": nested_rows,
+    "to_padded_tensor": padded_rows,
     "sym_ite": sym_ite,
     "sym_not": sym_not,
     "as_strided": as_strided,
@@ -1217,10 +1295,13 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
     "linear": lambda host: with_complex_products(with_vector_weight(host)),
+    "lstm": with_joined_states,
     "col2im": with_overlapping_fold,
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
+    "adaptive_avg_pool1d": _with_whole_axis("reduce_mean"),
+    "adaptive_max_pool1d": _with_whole_axis("reduce_max"),
     "round": lambda _: convert_round,
     "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value
-from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, producer, types
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,69 @@ def resampling(host: str, axes: int = 2) -> Convert:
         context.add(result)
 
     return convert
+
+
+def resized(resample: str, x: Var, size: Any, aligned: bool, name: str) -> Var | None:
+    """Return images resampled to a size by the mode of Core ML that samples as torch does.
+
+    None if the host converts it: fixed sizes, and a multiple of the size of an image.
+
+    Args:
+        resample: torch's operation with the same matrices, bilinear or nearest.
+        x: (batch, channels, height, width) or (batch, channels, length); the size may vary.
+        size: the new size: a list, a variable or None.
+        aligned: torch's `align_corners`.
+        name: the name of the result.
+
+    Raises:
+        NotImplementedError: for nearest pixels; if the new size varies and the target is older than iOS 17.
+    """
+    stated = size if isinstance(size, (list, tuple)) else known_value(size)
+    sides = [] if stated is None else [known_value(side) for side in stated]
+    fixed = all(isinstance(side, (int, np.integer)) for side in sides)
+    if not sides or (not any(map(is_symbolic, x.shape[2:])) if fixed else any(map(_is_multiple, stated))):
+        return None
+    if resample in NEAREST:
+        raise NotImplementedError(
+            f"{name}: to a varying size, Core ML takes other nearest pixels than torch: give a scale_factor "
+            f'or mode="bilinear", or {FIXED}'
+        )
+    if not fixed and not _is_at_least_ios17():
+        raise NotImplementedError(f"{name}: a size that varies: convert for iOS 17 or later, or {FIXED}")
+    is_line, mode = len(sides) == 1, "STRICT_ALIGN_CORNERS" if aligned else "UNALIGN_CORNERS"
+    image = mb.expand_dims(x=x, axes=[2]) if is_line else x
+    if fixed:
+        height, width = [1, *sides] if is_line else sides
+        made = mb.resize_bilinear(
+            x=image, target_size_height=int(height), target_size_width=int(width), sampling_mode=mode
+        )
+    else:
+        shape = mb.concat(values=[_as_list(side) for side in stated], axis=0)
+        made = mb.resize(x=image, shape=shape, resized_dims=np.uint32(len(sides)), sampling_mode=mode)
+    result: Var = mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
+    return result
+
+
+def _as_list(side: Var) -> Var:
+    """Return a number as a list of one integer."""
+    made: Var = mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
+    return made
+
+
+def _is_multiple(side: Any) -> bool:
+    """Is a side computed by a product? Casts and floor are passed over."""
+    if not isinstance(side, Var):
+        return False
+    while (op := producer(side, "cast") or producer(side, "floor")) is not None:
+        side = op.x
+    return producer(side, "mul") is not None
+
+
+def _is_at_least_ios17() -> bool:
+    """Return whether the conversion is for iOS 17 or later."""
+    from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
+
+    return bool(is_current_opset_version_compatible_with(ct.target.iOS17))
 
 
 def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:

@@ -542,6 +542,7 @@ def test_a_buffer_that_is_overwritten(rows: int) -> None:
 
 def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
     """As positions that are interpolated, in a model that is converted with a range."""
+    frontend.register()
     places = torch.randn(1, 3, 4, 4)
 
     def positions(x: torch.Tensor) -> torch.Tensor:
@@ -559,3 +560,75 @@ def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
             inputs=[ct.TensorType("x", (1, 3, *sides))],
             skip_model_load=True,
         )
+
+
+def of_any_size(function: Callable[[torch.Tensor], torch.Tensor], target: str) -> Any:
+    """The model of a function of pictures whose two sides vary."""
+    frontend.register()
+    sides = [ct.RangeDim(4, 40, default=8) for _ in range(2)]
+    with quiet_host():
+        return ct.convert(
+            torch.jit.trace(Function(function), torch.zeros(1, 3, 8, 8)),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", (1, 3, *sides))],
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=getattr(ct.target, target),
+            skip_model_load=True,
+        )
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    """As in a U-Net: a small picture in the size of another one."""
+    large = torch.nn.functional.max_pool2d(x, 2)
+    small = resize(torch.nn.functional.avg_pool2d(large, 2), size=large.shape[-2:], mode="bilinear")
+    return torch.cat([large, small], 1)
+
+
+PLACES = torch.arange(48.0).reshape(1, 3, 4, 4).sin()
+
+
+def line(x: torch.Tensor) -> torch.Tensor:
+    """Lines of one length, and of the length of another line."""
+    rows = x[:, :, 0]
+    shorter = torch.nn.functional.max_pool1d(rows, 2)
+    fitted = resize(shorter, size=rows.shape[-1], mode="linear")
+    most = torch.nn.functional.adaptive_max_pool1d(rows, 1)
+    mean = torch.nn.functional.adaptive_avg_pool1d(rows, 1)
+    return torch.cat([resize(v, size=7, mode="linear") for v in (rows, fitted)] + [most, mean], -1)
+
+
+RESAMPLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "one size": (lambda x: resize(x, size=(6, 15), mode="bilinear"), "iOS15"),
+    "one size, aligned": (lambda x: resize(x, size=(6, 15), mode="bilinear", align_corners=True), "iOS15"),
+    "the size of another": (joined, "iOS17"),
+    "a constant": (lambda x: x + resize(PLACES, size=x.shape[-2:], mode="bilinear"), "iOS17"),
+    "lines": (line, "iOS17"),
+    "half the size": (lambda x: resize(x, size=[s // 2 for s in x.shape[-2:]], mode="bilinear"), "iOS17"),
+    "twice the size": (lambda x: resize(x, size=[2 * s for s in x.shape[-2:]], mode="bilinear"), "iOS16"),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_pictures_of_any_size_are_resampled(name: str) -> None:
+    """The wrong version: "Cannot convert expression to float", or "Unable to map torch_upsample_bilinear"."""
+    function, target = RESAMPLED[name]
+    model = of_any_size(function, target)
+    for shape in ((20, 20), (5, 31), (6, 4)):
+        x = torch.randn(1, 3, *shape)
+        (found,) = run(model, {"x": x.numpy()}).values()
+        assert_close(found, function(x).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "said"),
+    [
+        ("bilinear", "iOS16", "convert for iOS 17 or later"),
+        ("nearest", "iOS17", "other nearest pixels than torch"),
+    ],
+)
+def test_what_cannot_be_resampled_to_a_size_that_varies(mode: str, target: str, said: str) -> None:
+    def resampled(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = resize(torch.nn.functional.max_pool2d(x, 2), size=x.shape[-2:], mode=mode)
+        return made
+
+    with pytest.raises(NotImplementedError, match=said):
+        of_any_size(resampled, target)

@@ -39,3 +39,30 @@ def test_outputs_and_last_states(kind: str, how: str) -> None:
     (found,) = run(model, {"x": -X.numpy()}).values()
     with torch.no_grad():
         assert_close(found, module(-X).numpy(), rtol=1e-5)
+
+
+class Stepped(torch.nn.Module):
+    """A step of several layers, whose states go into the next step."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x[:, :1], x[:, 1:2]
+        state = tuple(torch.stack([part, part]) for part in (x[:, 2, :3], x[:, 0, :3]))
+        made, state = self.layer(first, state)
+        again, state = self.layer(second, state)
+        return torch.cat([made.flatten(), again.flatten(), *(s.flatten() for s in state)])
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_states_of_two_layers_go_into_the_next_step(how: str) -> None:
+    """The wrong version: "Cannot delete op", by the host's pass for stacks that are split."""
+    frontend.register()
+    torch.manual_seed(0)
+    module = Stepped(torch.nn.LSTM(4, 3, 2, batch_first=True)).eval()
+    model = convert(module, {"x": X}, how, "iOS17", "FLOAT32")
+    (found,) = run(model, {"x": -X.numpy()}).values()
+    with torch.no_grad():
+        assert_close(found, module(-X).numpy(), rtol=1e-5)

@@ -31,7 +31,7 @@ class Called(nn.Module):
         return self.call(self.layer, x)
 
 
-def layer(**options: Any) -> nn.Module:
+def layer(**options: Any) -> nn.TransformerEncoderLayer:
     torch.manual_seed(0)
     made = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
     for weight in made.parameters():
@@ -68,4 +68,23 @@ def test_it_gives_what_torch_gives(name: str) -> None:
         expected = module(OTHER).numpy()
     model = convert(module, {"x": X}, "trace", "iOS17", "FLOAT32")
     (found,) = run(model, {"x": OTHER.numpy()}).values()
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_encoders_that_leave_padding_out() -> None:
+    """torch stores rows without padding. The wrong version: no converter for `_nested_tensor_from_mask`."""
+    frontend.register()
+    encoder = nn.TransformerEncoder(layer(), 2).eval()
+
+    class Encoder(nn.Module):
+        def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = encoder(x, src_key_padding_mask=padded > 0)
+            return made
+
+    module, others = Encoder(), PADDED.flip(0).int()
+    module.encoder = encoder
+    model = convert(module.eval(), {"x": X, "padded": PADDED.int()}, "trace", "iOS17", "FLOAT32")
+    (found,) = run(model, {"x": OTHER.numpy(), "padded": others.numpy()}).values()
+    with torch.no_grad():
+        expected = module(OTHER, others).numpy()
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

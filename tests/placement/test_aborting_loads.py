@@ -99,6 +99,34 @@ def recurrent() -> Program:
     return of(body, (3, 1, 8))()
 
 
+def passed(*, changed: bool) -> Callable[[], Program]:
+    """An input that is an output too; changed, an op lies between."""
+    return of(lambda x, y: (mb.relu(x=x), mb.mul(x=y, y=half()) if changed else y), (1, 64), (1, 64))
+
+
+def returned(*, into: bool, changed: bool) -> Callable[[], Program]:
+    """A value written to a state, or into one, that is an output too; changed, an op lies between."""
+
+    def build() -> Program:
+        state = mb.StateTensorSpec((1, 8, 4), dtype=types.fp16)
+        x = mb.TensorSpec((1, 8, 4), dtype=types.fp16)
+
+        @mb.program(input_specs=[state, x], opset_version=ct.target.iOS18)
+        def main(state: Var, x: Var) -> Var:
+            merged = mb.add(x=mb.read_state(input=state), y=x)
+            written = mb.slice_update(x=merged, update=x, begin=[0, 0, 0], end=[1, 8, 4]) if into else merged
+            if into:
+                merged = mb.relu(x=x)
+                written = mb.slice_update(x=written, update=merged, begin=[0, 0, 0], end=[1, 8, 4])
+            mb.coreml_update_state(state=state, value=written)
+            return mb.mul(x=merged, y=x) if changed else merged
+
+        made: Program = main
+        return made
+
+    return build
+
+
 def mean_of_all() -> Program:
     return of(lambda x: mb.expand_dims(x=mb.reduce_mean(x=x, keep_dims=False), axes=[0]), (1, 64))()
 
@@ -281,6 +309,22 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "recurrent on the GPU": (recurrent, "M5/macOS 26", "CPU_AND_GPU", "abort-recurrent-gpu"),
     "recurrent on the GPU of an M1": (recurrent, "M1/macOS 26", "ALL", "abort-recurrent-gpu-elsewhere"),
     "recurrent without a GPU": (recurrent, "M5/macOS 26", "CPU_AND_NE", ""),
+    "an input as an output": (passed(changed=False), "M2/macOS 26", "CPU_AND_NE", "refused-passed-input"),
+    "the same on macOS 15": (passed(changed=False), M15, "ALL", "refused-passed-input-elsewhere"),
+    "an input that an op changes": (passed(changed=True), "M2/macOS 26", "CPU_AND_NE", ""),
+    "a state's value as an output": (
+        returned(into=False, changed=False),
+        M4_26,
+        "ALL",
+        "crash-returned-write-elsewhere",
+    ),
+    "a part of a state as an output": (
+        returned(into=True, changed=False),
+        M4_26,
+        "ALL",
+        "crash-returned-write-elsewhere",
+    ),
+    "a state's value that an op changes": (returned(into=False, changed=True), M4_26, "ALL", ""),
     "a mean of all as an output": (mean_of_all, "M2/macOS 14", "CPU_ONLY", "refused-number-output"),
     "a mean of all on macOS 15": (mean_of_all, M15, "ALL", "refused-number-output-elsewhere"),
     "a mean of rows": (of(lambda x: mb.reduce_mean(x=x, axes=[1]), (1, 64)), "M2/macOS 14", "ALL", ""),

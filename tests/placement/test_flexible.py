@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.loading import load
-from anesurgery.mil import Program, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.flexible import flexible_shapes, function_at
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
@@ -210,3 +210,16 @@ def test_a_length_that_fits_int16_is_not_lost(sizes: Any, default: int, lost: bo
     )
     rules = [f.rule for f in ane.inspect(model, "M4/macOS 26").all_findings]
     assert ("lost-int16" in rules) == lost
+
+
+@pytest.mark.parametrize(("count", "many"), [(128, False), (129, True)])
+def test_more_shapes_than_apple_documents(count: int, many: bool) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 8))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.relu(x=x)
+
+    shapes = ct.EnumeratedShapes([(1, 8 * n, 8) for n in range(1, count + 1)])
+    model = ct.convert(program, inputs=[ct.TensorType("x", shape=shapes)], skip_model_load=True)
+    found = ane.inspect(model, "M1/macOS 14")
+    said = [f.message for f in found.findings if f.rule == "dyn-enum-many"]
+    assert said == ([f"{count} enumerated shapes, more than 128"] if many else [])

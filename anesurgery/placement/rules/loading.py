@@ -189,7 +189,12 @@ def _counted(ops: Iterable[Operation], what: str) -> str:
         ops: the ops.
         what: the words for one, with a star where several have an s: "pad* of an axis".
     """
-    different = list(dict.fromkeys(op.outputs[0].name for op in ops))
+    return _named((op.outputs[0] for op in ops), what)
+
+
+def _named(values: Iterable[Var], what: str) -> str:
+    """Return such words for values."""
+    different = list(dict.fromkeys(v.name for v in values))
     words = what.replace("*", "s" * (len(different) > 1))
     return f"{len(different)} {words}, first %{different[0]}" if different else ""
 
@@ -299,6 +304,21 @@ RECURRENT = names("lstm gru rnn")
 def _recurrent(ops: list[Operation]) -> str:
     """Find recurrent ops."""
     return _counted((op for op in ops if op.op_type in RECURRENT), "recurrent op*")
+
+
+def _passed_inputs(ops: list[Operation]) -> str:
+    """Find inputs that a function returns as they are."""
+    blocks = dict.fromkeys(op.enclosing_block for op in ops)
+    functions = [block for block in blocks if block is not None and block.outer_op is None]
+    passed = (v for function in functions for v in function.outputs if v.op is None)
+    return _named(passed, "input* returned as given")
+
+
+def _returned_writes(ops: list[Operation]) -> str:
+    """Find values that are written to a state, or into one, and are outputs too."""
+    values = [op.inputs["value"] for op in ops if op.op_type == "coreml_update_state"]
+    values += [v.op.inputs["update"] for v in values if producer(v, "slice_update") is not None]
+    return _named((v for v in values if is_output(v)), "output* written to a state")
 
 
 def _raised_numbers(ops: list[Operation]) -> str:
@@ -456,6 +476,18 @@ REPORTS = (
         outcome=Outcome.FAILED_EVERYWHERE,
     ),
     LoadReport(
+        "refused-passed-input",
+        'a model that returned an input as it was did not compile for the CPU (BNNS: "as both an input and '
+        'output", "Couldn\'t find tensor output with name"), or found nothing; with an op between the two, '
+        "it ran. One such model loaded in spite of this error",
+        source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
+        seen="M2 Pro, macOS 26.2, and iPhones, iOS 18 and 26, which are not named",
+        units=ALL,
+        form=_passed_inputs,
+        advice="drop the output, and keep the input in the app",
+        systems=(("macOS", 26), ("iOS", 26), ("iOS", 18)),
+    ),
+    LoadReport(
         "crash-vector-product",
         "a product of a vector and a batch of matrices has another shape in coremltools than on the device, "
         "and the prediction crashed",
@@ -579,6 +611,16 @@ REPORTS = (
         chips=("M4",),
         systems=(("macOS", 27),),
         common=True,
+    ),
+    LoadReport(
+        "crash-returned-write",
+        "a model crashed at load (a segmentation fault) if an output was the value that it wrote to a state; "
+        "if it returned the value times another, it loaded",
+        source="apple/coremltools: pull request 2713",
+        seen="a Mac that is not named, coremltools 9",
+        units=ALL,
+        form=_returned_writes,
+        advice="return another value, such as the product of this one with an input of 1",
     ),
     LoadReport(
         "refused-wide-attention",

@@ -294,6 +294,15 @@ ENUMERATED = _shaped(
     grade=Grade.DOCUMENTED,
     advice="fixed sizes, as functions that share their weights (`ane.sizes`), are the safer form",
 )
+MOST_LISTED = 128
+ENUMERATED_MANY = _shaped(
+    "dyn-enum-many",
+    f"Apple documents up to {MOST_LISTED} enumerated shapes; with 144 sizes of an image, predictions failed, "
+    "and with 120 they ran",
+    "coremltools guide: flexible-inputs; apple/coremltools: issue 989 (a Mac, macOS 10.15)",
+    grade=Grade.DOCUMENTED,
+    advice=f"list at most {MOST_LISTED} shapes",
+)
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
 ENUMERATED_NORM = _shaped(
     "dyn-enum-ln",
@@ -435,6 +444,9 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
         yield RANGE_NUMBERS, f"%{next(iter(dynamic))} has a range; such models gave NaN or zeros here"
     if not dynamic or not listed:
         return
+    count = len(shapes.listed) if shapes is not None else 0
+    if count > MOST_LISTED:
+        yield ENUMERATED_MANY, f"{count} enumerated shapes, more than {MOST_LISTED}"
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     norms = [op for op in ops if op.op_type == "layer_norm" and op.x.rank == 3]
     if norms:

@@ -61,7 +61,7 @@ def examine() -> Iterator[Row]:
         about = metadata.metadata(PROJECT)
     except metadata.PackageNotFoundError as error:
         raise SurgeryError(f"{PROJECT} is not installed here; run `pip install .` in its folder") from error
-    here, wanted = platform.python_version(), about["Requires-Python"] or ""
+    here, wanted = ".".join(map(str, sys.version_info[:3])), about["Requires-Python"] or ""
     yield Row("Python", here, wanted, Requirement(f"python{wanted}").specifier.contains(here))
     for text in metadata.requires(PROJECT) or []:
         requirement = Requirement(text)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.checking.output_comparison import psnr
+from anesurgery.checking.output_comparison import psnr as psnr_of
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor
@@ -71,7 +71,7 @@ class Cost:
         sums = self.sums.values()
         if any(s.broken for s in sums):
             return -math.inf
-        found = [psnr(s.peak, math.sqrt(s.noise / s.finite_numbers)) for s in sums if s.finite_numbers]
+        found = [psnr_of(s.peak, math.sqrt(s.noise / s.finite_numbers)) for s in sums if s.finite_numbers]
         return min(found, default=math.inf)
 
     @property
@@ -92,17 +92,22 @@ class Cost:
 
     @property
     def top1(self) -> float:
-        """The share of rows whose largest entry is the same; 1 where no output has rows."""
+        """The share of rows whose largest entry is the same; 1 where no output has rows, 0 if one is broken."""
+        if any(s.broken for s in self.sums.values()):
+            return 0.0
         return sum(s.agree for s in self._choosing) / self.rows if self.rows else 1.0
 
     def words(self, chooses: bool) -> str:
         """Describe the loss; with KL and top-1 where the outputs choose among classes or tokens."""
+        if self.psnr == -math.inf:
+            return "an output is not finite any more"
+        infinite = any(s.infinite for s in self.sums.values())
         if self.psnr == math.inf:
-            return "identical"
+            return "identical" + (" but for infinite numbers, which are left out" if infinite else "")
         rows = ""
         if chooses and self.rows:
             rows = f"KL {self.kl:.3g} nats, same top-1 {self.top1:.1%}, "
-        elif any(s.infinite for s in self.sums.values()):
+        elif infinite:
             rows = "infinite numbers are left out, "
         return f"{rows}PSNR {self.psnr:.1f} dB"
 
@@ -110,7 +115,7 @@ class Cost:
 def _add_rows(sums: _Sums, reference: Tensor, changed: Tensor) -> None:
     """Add the rows [rows, columns] of one output; numbers that are infinite in the reference do not count.
 
-    KL and top-1 are measured only if all numbers of the output are finite in the reference.
+    KL and top-1 are measured only if all numbers are finite in the reference, and until one breaks.
     """
     finite = torch.isfinite(reference)
     all_finite = bool(finite.all())

@@ -304,11 +304,11 @@ def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
 
 
 def other_findings(inspection: Inspection) -> list[RuleGroup]:
-    """Return the findings, by rule, that the attention table lacks: about the model, speed and numbers."""
+    """Return the findings, by rule, that `attention` lacks: about the model, and soft ones (speed, numbers)."""
     rows = all_rows(inspection)
     soft = [f for row in rows for f in row.findings if f not in _blocking(row)]
-    listed = {group.finding for group in attention(inspection)}
-    return by_rule([*(f for f in own_findings(inspection) if f not in listed), *soft])
+    listed = {(g.finding.rule, words) for g in attention(inspection) if g.finding for words in g.messages}
+    return by_rule([*(f for f in own_findings(inspection) if (f.rule, f.message) not in listed), *soft])
 
 
 def notes(inspection: Inspection) -> list[str]:

@@ -36,8 +36,8 @@ ALIGN_CORNERS_TRUE, ALIGN_CORNERS_FALSE = 1, 2
 class SplitUpsampling(LayerRewrite):
     """Upsample by more than 2 in steps of 2, or by deconvolutions.
 
-    The nearest pixel: a factor is split into twos, each an `upsample` by 2, and an odd rest, a deconvolution of
-    each channel with a kernel of ones at steps of its size.
+    The nearest pixel: a factor is split into an odd number, for which a deconvolution of each channel has a
+    kernel of ones at steps of its size, and twos, each an `upsample` by 2.
 
     Bilinear: the border is repeated by one pixel, and a deconvolution weighs each pixel by its distance, like a
     tent; what it makes too much is cut off by its padding. From corner to corner (ALIGN_CORNERS_TRUE) n pixels
@@ -130,7 +130,7 @@ class _Grid(NamedTuple):
     repeated: Margins
     """Pixels that are repeated beyond the image."""
     shift: float
-    """The place of pixel 0, counted in samples from the first sample at or before it."""
+    """The place of pixel 0, counted in samples from sample 0."""
 
     @property
     def first(self) -> int:
@@ -145,7 +145,11 @@ class _Grid(NamedTuple):
 
     @property
     def surplus(self) -> Margins:
-        """The samples that a deconvolution with the tent makes too many: 3 and 3 in the example."""
+        """The samples that a deconvolution with the tent makes too many: 3 and 3 in the example.
+
+        Of n pixels, with the repeated ones, it makes up (n - 1) + len(tent). Wanted are `up` for each pixel of
+        the image, but only 1 for the last one where the border is not repeated (from corner to corner).
+        """
         before, after = self.repeated
         begin = self.up * before - self.first  # before the first wanted sample
         of_last_pixel = self.up if before + after else 1
@@ -153,7 +157,10 @@ class _Grid(NamedTuple):
 
     @property
     def mean_weights(self) -> Array:
-        """The weights by which `up` times repeated pixels interpolate: 1/4, 1/2, 1/4 in the example."""
+        """The weights by which `up` times repeated pixels interpolate: 1/4, 1/2, 1/4 in the example.
+
+        A shift is a whole number, or one and a half: then the mean reads half a sample at both ends.
+        """
         shares = np.full(self.up + int(self.shift % 1 > 0), 1 / self.up)
         if self.shift % 1:
             shares[[0, -1]] /= 2
@@ -161,13 +168,17 @@ class _Grid(NamedTuple):
 
     @property
     def read_beyond(self) -> Margins:
-        """The samples beyond the image that these means read: 1 and 1 in the example."""
+        """The samples beyond the image that these means read: 1 and 1 in the example.
+
+        They are one fewer than `mean_weights`: `shift` of them before the image, the others behind it.
+        """
         if not any(self.repeated):
             return 0, 0
         return math.ceil(self.shift), self.up - 1 - math.floor(self.shift)
 
 
 def _grid(mode: int, factor: int, size: int) -> _Grid:
+    """Return the samples along an axis of `size` pixels; a single pixel is repeated by any grid."""
     if mode == ALIGN_CORNERS_TRUE and size > 1:
         common = math.gcd(size - 1, factor * size - 1)
         return _Grid((factor * size - 1) // common, (size - 1) // common, (0, 0), 0)

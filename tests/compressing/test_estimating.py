@@ -126,6 +126,20 @@ def test_the_bytes_of_a_grid_are_those_of_its_form(form: str) -> None:
     assert grid.bytes(weight.size) == form_bytes(grid.form(rows, reader.from_rows, np.float16, 9))
 
 
+@pytest.mark.parametrize(
+    ("reference", "changed", "words", "top1"),
+    [
+        ([[np.inf, 1.0]], [[5.0, 1.0]], "identical but for infinite numbers, which are left out", 1.0),
+        ([[1.0, 2.0]], [[1.0, 2.0]], "identical", 1.0),
+        ([[1.0, 2.0]], [[np.nan, 2.0]], "an output is not finite any more", 0.0),
+    ],
+)
+def test_what_is_not_finite_is_not_identical(reference: Any, changed: Any, words: str, top1: float) -> None:
+    cost = Cost()
+    cost.add({"y": np.array(reference)}, {"y": np.array(changed)})
+    assert (cost.words(chooses=False), cost.top1) == (words, top1)
+
+
 def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     """The wrong version leaves out forms of infinite cost, and takes the weight for one that costs nothing."""
     program = branches((1.0, 1.0, 1.0))

@@ -179,6 +179,18 @@ def test_an_op_that_two_rules_block_is_in_both_groups() -> None:
     assert [g.finding.rule for g in summary.other_findings(inspection([both]))] == ["c"]
 
 
+def test_a_doubt_of_each_part_is_listed_once() -> None:
+    """The wrong version takes the second for one that the table lacks."""
+    parts = {
+        name: inspection([row(0, "gather", None)], findings=(finding("embedding-rows", message=name),))
+        for name in ("%e1", "%e2")
+    }
+    whole = Inspection("pipeline", M1, (), parts=parts)
+    (group,) = summary.attention(whole)
+    assert group.messages == ("%e1", "%e2")
+    assert not summary.other_findings(whole)
+
+
 def test_compute_units_without_the_ane_are_the_reason() -> None:
     target = Target.parse("M1", "CPU_ONLY")
     assert "the compute units exclude the Neural Engine" in details(

@@ -181,7 +181,7 @@ def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Return alpha * log(1 + exp(beta * x)), with one alpha and beta for each channel (axis 1)."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
-    return a * UNARY["softplus"](b * x, threshold=math.inf)
+    return a * UNARY["softplus"](b * x)
 
 
 WEIGHTS_AT_ONCE = 1 << 20

@@ -154,7 +154,7 @@ def cuts(
     """Return the full lengths of a transposed convolution, and what to cut from both ends.
 
     A negative number of places is added instead. `axes` are (size, kernel, stride, dilation) of each, `wanted`
-    the lengths that an `output_shape` asks for.
+    the lengths that an `output_shape` asks for: the begin is then as stated, and the end follows.
     """
     axes = list(axes)
     full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes]
@@ -187,8 +187,8 @@ class Windows:
         """The padding as torch's pooling takes it, equal at both ends and at most half a window; else None."""
         pads = [begin for begin, _ in self.asked]
         fits = all(b == e and 2 * b <= k for (b, e), k in zip(self.asked, self.kernel, strict=True))
-        reaches = any(u > a for (_, u), (_, a) in zip(self.used, self.asked, strict=True))
-        return pads if fits and not reaches else None
+        reaches_past_the_end = any(u > a for (_, u), (_, a) in zip(self.used, self.asked, strict=True))
+        return pads if fits and not reaches_past_the_end else None
 
 
 def windows(
@@ -212,7 +212,10 @@ def counted(w: Windows, sizes: Sequence[int], exclude: bool) -> Tensor:
 
 
 def _count(size: int, width: int, step: int, padded: int, ceil_mode: bool) -> int:
-    """Return the number of windows; one that would begin after the data and its padding does not count."""
+    """Return the number of windows; with padding, one that would begin after the data does not count.
+
+    So do coremltools' builder and its tests: without padding such a window counts, and is empty.
+    """
     if not ceil_mode:
         return (size + padded - width) // step + 1
     count = (size + padded - width + step - 1) // step + 1

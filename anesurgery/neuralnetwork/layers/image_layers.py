@@ -35,6 +35,7 @@ BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRS
 def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width with a border of a constant, of reflected or of repeated values."""
     window_layers.needs_type(ctx, params)
+    ctx.needs_rank(inputs[0], 2)
     kind = params.WhichOneof("PaddingType")
     amounts = window_layers.borders(ctx, params.paddingAmounts)
     if kind == "reflection":

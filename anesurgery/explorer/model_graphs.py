@@ -13,7 +13,7 @@ from pathlib import Path
 
 from anesurgery.display import printable
 from anesurgery.loading import load_graph
-from anesurgery.mil import Block, Operation, operands, reads
+from anesurgery.mil import Function, Operation, operands, reads
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.inspector import inspect
 from anesurgery.text import to_text, type_text
@@ -77,8 +77,8 @@ def graphs(path: str | os.PathLike[str], target: str | None = None) -> dict[str,
     return by_function
 
 
-def _nodes(function: Block, rows: dict[str, OpRow]) -> list[Node]:
-    inputs = function.inputs.values() if isinstance(function.inputs, dict) else function.inputs
+def _nodes(function: Function, rows: dict[str, OpRow]) -> list[Node]:
+    inputs = function.inputs.values()
     nodes = [Node(v.name, "input", "", {}, (), ((v.name, type_text(v)),)) for v in inputs]
     places = {v.name: (v.name, "0") for v in inputs}
     for op in function.operations:
@@ -87,9 +87,9 @@ def _nodes(function: Block, rows: dict[str, OpRow]) -> list[Node]:
         name = str(op.outputs[0].name)
         places |= {v.name: (name, str(i)) for i, v in enumerate(op.outputs)}
         named = {id(v): parameter for parameter, v in operands(op)}
-        # a dict keeps each edge once, in order; an op with blocks reads its own results, which is no edge
+        # a dict keeps each edge once, in order; `reads` of an op with blocks names values made in them too
         edges = {(*places[v.name], named.get(id(v), "inside")): None for v in reads(op) if v.name in places}
-        row = rows.get(op.name) or rows.get(name)
+        row = rows.get(name)
         gives = tuple((str(v.name), type_text(v)) for v in op.outputs)
         read = tuple(e for e in edges if e[0] != name)
         nodes.append(Node(name, op.op_type, _group(op, row), _facts(op, row), read, gives))

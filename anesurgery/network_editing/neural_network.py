@@ -33,8 +33,10 @@ from anesurgery.rewriting.ml_program import Comparing, Subject, count_kinds
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-EXACT, CLOSE = float("inf"), 100.0
-"""Least PSNR in dB of the outputs in fp32: infinite (equal) if every pass is exact, else if one rounds."""
+EXACT = float("inf")
+"""Least PSNR in dB of the outputs in fp32 if every pass is exact: they are equal."""
+CLOSE = 100.0
+"""The same if a pass rounds."""
 NEEDED = "iOS 13 or macOS 10.15"
 """The first systems that read version 4 of the specification, the only one that edits raise a network to."""
 
@@ -154,7 +156,7 @@ class NeuralNetwork(Subject):
 
     @property
     def op_counts(self) -> dict[str, int]:
-        """Number of layers by type, without those that hold constants of the first kind."""
+        """Number of layers by type, without `loadConstant`, which holds a constant."""
         kinds = (layer.WhichOneof("layer") or "unknown" for layer, _ in self._layers())
         return count_kinds(kind for kind in kinds if kind != "loadConstant")
 
@@ -168,7 +170,10 @@ class NeuralNetwork(Subject):
         return tuple(inspect_network(part, device, "") for part in networks_of(self.spec))
 
     def score(self, target: Target) -> Score:
-        """Score by the rules of the format: there is no time, only what can run on the ANE counts."""
+        """Score by the rules of the format: there is no time, only what can run on the ANE counts.
+
+        First, edits are written into the specification.
+        """
         self.finish()
         for graph in self.graphs:
             graph.refresh()
@@ -204,8 +209,9 @@ class NeuralNetwork(Subject):
             a = import_network(old, keep_names=True)
         except LoadError as error:  # a custom layer: its code is not in the file
             return Refusal(str(error))
-        b = import_network(new, keep_names=True)
-        if new is not self.spec and set(inputs or ()) != {f.name for f in old.description.input}:
+        b = import_network(new, keep_names=True)  # passes add no custom layer
+        is_member = new is not self.spec
+        if is_member and set(inputs or ()) != {f.name for f in old.description.input}:
             inputs = None  # those given are of another network of the pipeline: random ones
         return compare(a, b, inputs, precision="fp32", **how)
 
@@ -245,6 +251,7 @@ def _check(spec: Any, what: str) -> None:
     except LoadError:
         if not any(layer.WhichOneof("layer") == "custom" for layer in network_of(spec).layers):
             raise
-        # The code of a custom layer is not in the file; all others must be right all the same.
+        # The code of a custom layer is not in the file; all others must be right all the same. Inside a branch,
+        # a custom layer is refused: no pass looks there.
         if errors := Network(spec).blobs.errors:
             raise LoadError(f"{what}: {errors[0]}") from errors[0]

@@ -182,7 +182,7 @@ def _inspect(folder: Path, model: Path, request: dict[str, Any], listener: Liste
     inspection = inspect(model, request["target"])
     listener.step = "drawing the report"
     _write(folder / REPORT, page(inspection), folder)
-    return {"sentence": summary.verdict(inspection)}
+    return {"sentence": summary.full_sentence(inspection)}
 
 
 def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listener) -> dict[str, Any]:

@@ -485,7 +485,7 @@ def page_view(
     return PageView(
         label=label,
         inspection=inspection,
-        verdict=summary.verdict(inspection),
+        verdict=summary.full_sentence(inspection),
         numbers=numbers(inspection),
         shares=shares(inspection),
         legend=[LegendEntry(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],

@@ -132,9 +132,9 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
     return [Counter(units[a:b]).most_common(1)[0][0] for a, b in itertools.pairwise(edges)]
 
 
-def share_words(inspection: Inspection, what: str) -> str:
+def share_words(inspection: Inspection, measure: str) -> str:
     """Return the engine's share in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some have no unit."""
-    least, most = (percent(share[what]) for share in (inspection.residency, inspection.residency_at_most))
+    least, most = (percent(share[measure]) for share in (inspection.residency, inspection.residency_at_most))
     return least if least == most else f"{least} to {most}"
 
 
@@ -157,12 +157,12 @@ def has_flop(inspection: Inspection) -> bool:
     return any(row.flop for row in all_rows(inspection))
 
 
-def verdict(inspection: Inspection) -> str:
+def full_sentence(inspection: Inspection) -> str:
     """Return the report in one sentence, after the outputs that no input changes."""
     return _rated(inspection, inspection.summary)
 
 
-def headline(inspection: Inspection) -> str:
+def short_sentence(inspection: Inspection) -> str:
     """Return the summary without causes and repairs, which a short report lists below it."""
     return _rated(inspection, inspection.headline)
 
@@ -350,17 +350,17 @@ def agreement_words(compared: Sequence[Agreement]) -> str:
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
 
 
-Measure = Callable[[Inspection], tuple[tuple[float, float] | None, str]]
+Number = Callable[[Inspection], tuple[tuple[float, float] | None, str]]
 """Returns (least, largest) of a number of an inspection, None if it is unknown, and the number in words."""
 UNKNOWN = (None, "unknown")
 
 
-def _whole(count: Callable[[Inspection], int]) -> Measure:
+def _whole(count: Callable[[Inspection], int]) -> Number:
     return lambda i: ((count(i), count(i)), f"{count(i):,}")
 
 
-def _share(key: str) -> Measure:
-    return lambda i: ((i.residency[key], i.residency_at_most[key]), share_words(i, key))
+def _share(measure: str) -> Number:
+    return lambda i: ((i.residency[measure], i.residency_at_most[measure]), share_words(i, measure))
 
 
 def cost(inspection: Inspection) -> float | None:
@@ -369,7 +369,7 @@ def cost(inspection: Inspection) -> float | None:
     return None if None in costs else sum(c for c in costs if c is not None)
 
 
-NUMBERS: dict[str, tuple[Measure, int]] = {
+NUMBERS: dict[str, tuple[Number, int]] = {
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the Neural Engine": (_share("ops"), 1),
     "work on the Neural Engine": (lambda i: _share("flop")(i) if has_flop(i) else UNKNOWN, 1),

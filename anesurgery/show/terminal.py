@@ -190,7 +190,7 @@ def inspection_report(inspection: Inspection) -> Report:
         parts += _section(inspection)
     if notes := [Line(f"- {note}", "dim") for note in summary.notes(inspection)]:
         parts += [Text(), Line("notes", "bold"), *notes]
-    return Report(summary.verdict(inspection), parts)
+    return Report(summary.full_sentence(inspection), parts)
 
 
 @shows("Inspection", "rich", "text")
@@ -203,7 +203,9 @@ def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
     """
     words = summary.agreement_words(summary.agreements(inspection))
     plan = [f"Core ML's plan: {words}"] if inspection.measured else []
-    return on_a_screen(Report(summary.headline(inspection), [unit_bars(inspection), *plan]), inspection, repair)
+    return on_a_screen(
+        Report(summary.short_sentence(inspection), [unit_bars(inspection), *plan]), inspection, repair
+    )
 
 
 def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Report:

@@ -92,7 +92,7 @@ def test_what_has_no_ops_is_named_and_others_can_be_run(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="is of type identity, which has no tensor ops: nothing to run"):
         ane.run(path, X)
     np.testing.assert_array_equal(ane.run(path, X, member="double")["y"], [[-4, 6]])
-    said = summary.verdict(ane.inspect(path))
+    said = summary.full_sentence(ane.inspect(path))
     assert said.startswith("In 1 of 2 models: ")
     assert "(not rated, without ops: clean)" in said
 

@@ -35,7 +35,7 @@ def test_a_model_with_states_does_not_load_on_macos_14() -> None:
     assert (first.rule, first.kind, first.op) == ("opset", "load", "")
     assert "specification 9 needs macOS 15, and macOS 14 takes up to 8" in first.message
     assert found.status == 2
-    assert summary.verdict(found).startswith("macOS 14 cannot load it: specification")
+    assert summary.full_sentence(found).startswith("macOS 14 cannot load it: specification")
     assert "macOS 14 cannot load it" in repr(found)
     assert summary.other_findings(found)[0].finding.rule == "opset"
     assert found.to_json()["findings"][0]["kind"] == "load"

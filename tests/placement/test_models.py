@@ -97,7 +97,7 @@ def test_a_tree_has_a_line() -> None:
     assert found is not None
     assert found.notes == ("a tree ensemble has no tensor ops; Core ML runs it on the CPU",)
     assert (found.ops, found.status) == ((), 2)
-    assert summary.verdict(found).endswith(
+    assert summary.full_sentence(found).endswith(
         "to place: a tree ensemble has no tensor ops; Core ML runs it on the CPU."
     )
 
@@ -159,8 +159,8 @@ def test_a_pipeline_without_ops_names_its_models() -> None:
     spec.pipeline.models.extend([tree(), proto.Model_pb2.Model(scaler={})])
     found = inspect_other(model(spec), ANY, never)
     assert found is not None
-    assert "a tree ensemble has no tensor ops" in summary.verdict(found)
-    assert "a scaler has no tensor ops" in summary.verdict(found)
+    assert "a tree ensemble has no tensor ops" in summary.full_sentence(found)
+    assert "a scaler has no tensor ops" in summary.full_sentence(found)
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
     ],
 )
 def test_verdicts(rows: list[OpRow], words: str) -> None:
-    assert summary.verdict(inspection(rows)) == words
+    assert summary.full_sentence(inspection(rows)) == words
     assert words in " ".join(text(inspection(rows)).split())
 
 

@@ -13,7 +13,8 @@ from anesurgery.coreai.lowerings.indexing import replace_slice, take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import TABLE, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import TORCH, Value, array, call, concat, indices, known_ints, stack
+from anesurgery.coreai.values import TORCH, Value, array, call, concat, known_ints, stack
+from anesurgery.coreai.values import indices as as_indices
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import recurrent
 from anesurgery.mil import Operation
@@ -66,7 +67,7 @@ def cond(op: Operation, writer: Any, pred: Value) -> Values:
 
 @lowers("coreml_update_state", "write_state")
 def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
-    """Note the new value of a state, which the function returns at its end."""
+    """Note the new value of a state (`op.state`), which the function returns at its end."""
     if writer.depth:
         raise NotExpressible("a state that is written inside of a condition or a loop")
     writer.states[op.state] = value
@@ -77,7 +78,10 @@ def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
 def make_list(
     mode: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
-    """Write a list as zeros, one row for each element."""
+    """Write a list as zeros, one row for each element, whether its length may grow or not.
+
+    `elem_shape` is one value, a list of values and numbers, or () for scalars.
+    """
     parts = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]
     shape = [length for part in (init_length, *parts) for length in known_ints(part, "the shape of a list")]
     return array(0, mode.dtype(dtype)).broadcast(shape)
@@ -120,7 +124,7 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     length = rows.lengths().along(0, 0, 1)
     shape: Any = [rows.shape[0], *states[0].shape]  # gives the buffer a static type
     if rows.shape[0] < 0:
-        shape = concat([length, indices(states[0].fixed_lengths())], 0)
+        shape = concat([length, as_indices(states[0].fixed_lengths())], 0)
     buffer = array(0, states[0].dtype).broadcast(shape)
 
     def advance(values: Values) -> Values:
@@ -133,5 +137,5 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     return outputs, last
 
 
-TORCH[recurrent.walk] = _all_steps  # instead of the interpreter's loop over steps
+TORCH[recurrent.walk] = _all_steps  # what a call of the interpreter's loop over steps writes instead
 as_interpreted("rnn", "gru", "lstm")

@@ -48,8 +48,9 @@ _any_power = _steady(torch.pow)
 
 def _pow(x: Tensor, y: Tensor) -> Tensor:
     """Return the power; a square is one product, whose rounding is that of the power in double precision."""
-    if y.numel() == 1 and x.is_floating_point() and x.ndim >= y.ndim and y.item() == 2:
-        return torch.square(x)  # which has the shape of the power only if y has no more axes than x
+    has_shape_of_x = x.ndim >= y.ndim and y.numel() == 1
+    if has_shape_of_x and x.is_floating_point() and y.item() == 2:
+        return torch.square(x)
     return _any_power(x, y)
 
 
@@ -80,7 +81,8 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 }
 """Op type -> function of (x, y), which broadcast."""
 
-# `_steady` where the bits depend on the position; the others had the same bits anywhere (1,003 numbers)
+# `_steady` where the bits of a result depend on its position; the others had the same bits anywhere in an
+# array of 1,003 numbers
 UNARY: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
     "acos": torch.acos,
@@ -244,6 +246,7 @@ def _integer_product(x: Tensor, y: Tensor) -> Tensor:
 def _picked_rows(x: Tensor, y: Tensor) -> Tensor | None:
     """Return the product if each row of x has at most one non-zero, so that it only picks rows of y; else None.
 
+    First the block of `width` numbers that is not all zeros is found, then the number in it.
     The numbers are those of the whole sum, since 0 times a finite number adds nothing.
     """
     width = math.gcd(x.shape[-1], ROW_PART)

@@ -34,13 +34,13 @@ def padding(
     """Return the padding (begin, end) of each spatial axis for any `pad_type`."""
     if (stated := _stated_padding(pad_type, pad, len(sizes))) is not None:
         return stated
-    axes = zip(sizes, kernel, strides, dilations or [1] * len(sizes), strict=True)
+    axes = zip(sizes, kernel, strides, steps(dilations, len(sizes)), strict=True)
     totals = [max((math.ceil(n / s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in axes]
     return [_halves(total, pad_type) for total in totals]
 
 
 def _stated_padding(pad_type: str, pad: Any, axes: int) -> list[tuple[int, int]] | None:
-    """Return the padding of each axis by "valid" or "custom"; None for those by which it depends on sizes."""
+    """Return the padding of each axis by "valid" or "custom"; None for "same" and "same_lower"."""
     name = str(pad_type).lower()
     amounts = ints(pad) if name == "custom" and pad is not None else [0] * (2 * axes)
     return list(zip(amounts[::2], amounts[1::2], strict=True)) if name in ("custom", "valid") else None
@@ -128,13 +128,13 @@ def conv_transpose(
     s, d = steps(strides, n), steps(dilations, n)
     wanted = None if output_shape is None else ints(output_shape)[2:]
     full, ends = cuts(pad_type, pad, zip(x.shape[2:], weight.shape[2:], s, d, strict=True), wanted)
-    # torch cuts `begin` from both ends and gives back `more` at the end, which must be less than a step or a
+    # torch cuts `begin` from both ends and gives back some at the end, which must be less than a step or a
     # dilation: zeros behind x, each good for a step, give the rest
-    more = [max(begin - end, 0) for begin, end in ends]
-    zeros = [-(-max(m - max(t, e) + 1, 0) // t) for m, t, e in zip(more, s, d, strict=True)]
+    too_much = [max(begin - end, 0) for begin, end in ends]
+    zeros = [math.ceil(max(m - max(t, e) + 1, 0) / t) for m, t, e in zip(too_much, s, d, strict=True)]
     x = pad_axes(x, [(0, z) for z in zeros])
-    more = [max(m - z * t, 0) for m, z, t in zip(more, zeros, s, strict=True)]
-    y = CONV_TRANSPOSE[n](x, weight, bias, s, [b for b, _ in ends], more, int(groups), d)
+    given_back = [max(m - z * t, 0) for m, z, t in zip(too_much, zeros, s, strict=True)]
+    y = CONV_TRANSPOSE[n](x, weight, bias, s, [b for b, _ in ends], given_back, int(groups), d)
     for axis, (length, (begin, end)) in enumerate(zip(full, ends, strict=True)):
         y = y.narrow(2 + axis, 0, length - begin - end)
     return y

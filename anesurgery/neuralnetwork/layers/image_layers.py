@@ -82,7 +82,7 @@ def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -
 @layer("slice")
 def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Build a part of the channels, rows or columns."""
-    axis = params.axis - 3
+    axis = params.axis - 3  # 0, 1, 2 are channel, height, width
     ctx.needs_rank(inputs[0], -axis)
     first, last = int(params.startIndex), int(params.endIndex)
     size, stride = inputs[0].shape[axis], int(params.stride)
@@ -148,7 +148,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             x, where = mb.gather(x=x, indices=where, axis=0), np.arange(count, dtype=np.int32)
         crops = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
         return mb.expand_dims(x=crops, axes=[1])
-    leading = lengths(x, 0, 1)
+    leading = lengths(x, 0, 1)  # batch and channels, which are merged below
     if x.shape[0] != 1:
         x = mb.reshape(x=x, shape=joined(ONE, -ONE, lengths(x, 2, 3)))
     crops = mb.crop_resize(x=x, boxes=boxes, box_indices=np.zeros(count, np.int32), **form)
@@ -188,6 +188,7 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
     boxes are 0, missing indices -1. Where no score reaches the threshold, the best box alone stays.
     """
     boxes, scores = (of_rank(x, 3) for x in inputs[:2])
+    # MIL asks for a static overlap and count; the score may be computed
     iou = known(ctx, inputs[2], "iouThreshold")[0] if len(inputs) > 2 else params.iouThreshold
     least = scalar(ctx, inputs[3]) if len(inputs) > 3 else F(params.scoreThreshold)
     most = known(ctx, inputs[4], "maxBoxes")[0] if len(inputs) > 4 else params.maxBoxes

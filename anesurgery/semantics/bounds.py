@@ -222,6 +222,8 @@ def row_length(var: Any, *, stored: bool = False, products: int = 8) -> float:
         return (normal * scale + math.sqrt(shape[-1]) * shift) * growth if math.isfinite(normal) else math.inf
     if op.op_type == "mul":
         for one, other in ((op.x, op.y), (op.y, op.x)):
+            if (static_shape(one) or (None,))[-1] != shape[-1]:
+                continue  # the other one repeats its rows, which become longer
             factor = mean_square(other)
             if factor is not None and factor.x is one:
                 return factor.largest(stored=stored)

@@ -12,7 +12,7 @@ from anesurgery.facts.whole_numbers import never_negative
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.semantics.bounds import ANY, Interval
-from anesurgery.semantics.intervals import interval, stored_interval
+from anesurgery.semantics.intervals import interval, product, stored_interval
 
 Body = Callable[[Any], Any]
 SHAPE = (1, 2, 4, 4)
@@ -279,6 +279,26 @@ IDS: dict[str, tuple[Body, bool]] = {
     "unsigned": (lambda x: mb.cast(x=x, dtype="uint8"), True),
     "bytes made wide": (lambda x: mb.cast(x=mb.cast(x=x, dtype="uint8"), dtype="int32"), True),
 }
+
+
+@pytest.mark.parametrize("scaled_late", [False, True])
+def test_a_constant_that_lengthens_rows_lengthens_their_bound(scaled_late: bool) -> None:
+    """Rows of one number each, repeated by a constant: behind a norm, or inside the norm as its epsilons."""
+
+    def layer(x: Any) -> Any:
+        if scaled_late:
+            normal = mb.layer_norm(
+                x=x, axes=[-1], gamma=np.ones(1, np.float32), beta=np.full(1, 30, np.float32)
+            )
+            normal = mb.mul(x=normal, y=np.ones((1, 64), np.float32))
+        else:
+            mean = mb.reduce_mean(x=mb.mul(x=x, y=x), axes=[-1], keep_dims=True)
+            normal = mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.full((1, 64), 1e-3, np.float32))))
+        return mb.linear(x=normal, weight=np.full((64, 64), 40, np.float32))
+
+    made = program(layer, shape=(4, 1))
+    (y,) = run(made, {"x": np.full((4, 1), 9, np.float32)}).values()
+    assert np.abs(y).max() <= product(result(made).op)
 
 
 @pytest.mark.parametrize("name", IDS)

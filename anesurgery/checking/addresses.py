@@ -48,7 +48,7 @@ class _Followed(NamedTuple):
     at: torch.Tensor | None
     """Index of the input's element at each position; -1 elsewhere. None: all of them, in an unknown order."""
     shift: int = 0
-    """What was added to them."""
+    """What was added to them, before a guard."""
     guarded: bool = False
     """Whether negative ones were made to count from the end."""
 
@@ -92,7 +92,7 @@ def _intersection(var: Var, asked: Sequence[_Required]) -> tuple[Any, Any]:
     """Return the range that all requirements leave: for all elements if it is the same, else for each."""
     info = np.iinfo(np_dtype(var))
     low, high = (float(min(max(bound, info.min), info.max)) for bound in stored_interval(var))
-    least, most = np.full(drawn_shape(var), low), np.full(drawn_shape(var), high)
+    least, most = np.full(drawn_shape(var), low), np.full(drawn_shape(var), high)  # fp64 holds each int32
     for one in asked:
         at = slice(None) if one.at is None else one.at[one.at >= 0].long().numpy()
         least.reshape(-1)[at] = np.maximum(least.reshape(-1)[at], one.least)
@@ -165,7 +165,7 @@ def _indices_by_axis(op: Operation, table: Var, reached: _Followed) -> list[tupl
     first = int(constant(op.inputs.get("batch_dims")) or 0)
     count = reached.value.shape[-1]
     lengths = [] if is_symbolic(count) else [length_of(n) for n in table.shape[first : first + int(count)]]
-    if reached.at is None:  # each may be of the longest axis
+    if reached.at is None:  # any of them may index the longest axis
         return [(None, max(lengths))] if lengths else []
     return [(reached.at[..., i], rows) for i, rows in enumerate(lengths)]
 
@@ -177,8 +177,8 @@ def _results_with_elements(op: Operation, reached: _Followed) -> list[_Followed]
         return [reached._replace(value=op.outputs[0], guarded=guarded)]
     if op.op_type == "add":
         added = number(op.y if op.x is reached.value else op.x)
-        if added is None or added % 1 or op.outputs[0].shape != reached.value.shape:
-            return []
+        if added is None or added % 1 or op.outputs[0].shape != reached.value.shape or reached.guarded:
+            return []  # the shift is what was added before a guard
         return [reached._replace(value=op.outputs[0], shift=reached.shift + int(added))]
     if op.op_type not in MOVING | KEEPING_ALL or op.inputs.get("indices") is reached.value:
         return []
@@ -192,12 +192,14 @@ def _results_with_elements(op: Operation, reached: _Followed) -> list[_Followed]
 
 def _moved_elements(op: Operation, reached: _Followed) -> list[torch.Tensor]:
     """Return which element is where in each result; [] where that is unknown."""
-    others = [v for name, v in operands(op) if v is not reached.value and constant(v) is None]
-    if reached.at is None or (others and op.op_type not in JOINING):
+    others = {v for _, v in operands(op)} - {reached.value}
+    joined = others.intersection(op.inputs.get("values", ()))
+    if reached.at is None or any(constant(v) is None for v in others - joined):
         return []
-    numbers = {v: torch.full(drawn_shape(v), -1, dtype=torch.int32) for v in others}
-    try:
-        return list(evaluator([op], op.outputs)(numbers | {reached.value: reached.at.int()}))
+    numbers = {v: torch.zeros(drawn_shape(v), dtype=torch.int32) for v in joined}
+    try:  # counted from 1, since ops fill up with 0
+        found = evaluator([op], op.outputs)(numbers | {reached.value: reached.at.int() + 1})
+        return [at - 1 for at in found]
     except InterpretError:
         return []
 

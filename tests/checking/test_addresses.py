@@ -47,6 +47,17 @@ def least(ids: Var) -> Any:
     return mb.minimum(x=ids, y=np.int32(ROWS - 1))
 
 
+def first(ids: Var) -> Var:
+    made: Var = mb.slice_by_size(x=ids, begin=np.zeros(2, np.int32), size=np.array([2, 1], np.int32))
+    return made
+
+
+def from_front(ids: Var) -> Any:
+    """Count negative ids from the end of the table."""
+    later = mb.add(x=ids, y=np.int32(ROWS))
+    return mb.select(cond=mb.greater_equal(x=ids, y=np.int32(0)), a=ids, b=later)
+
+
 def same(ids: Var) -> Any:
     return mb.add(x=ids, y=np.int32(0))
 
@@ -102,6 +113,10 @@ def test_a_guard_of_ids_that_are_not_all_looked_up_stays(name: str) -> None:
         (SOME["the first column"], ([[0, LOW, LOW, LOW]] * 2, [[ROWS - 1, HIGH, HIGH, HIGH]] * 2)),
         (SOME["chosen columns"], ([[0, LOW, 0, LOW]] * 2, [[ROWS - 1, HIGH, ROWS - 1, HIGH]] * 2)),
         (SOME["clipped"], None),
+        (lambda ids: picked(mb.concat(values=[np.full((2, 1), 50, np.int32), ids], axis=1)), (0, ROWS - 1)),
+        (lambda ids: picked(first(mb.concat(values=[np.ones((2, 1), np.int32), ids], axis=1))), (LOW, HIGH)),
+        (lambda ids: picked(from_front(mb.add(x=ids, y=np.int32(2)))), (-ROWS - 2, ROWS - 3)),
+        (lambda ids: picked(mb.add(x=from_front(ids), y=np.int32(2))), None),
         (
             lambda ids: mb.gather_nd(
                 x=np.zeros((5, 9), np.float32), indices=part(ids, 1, 3), batch_dims=0, validate_indices=False

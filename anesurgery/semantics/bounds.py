@@ -10,7 +10,6 @@ import math
 import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -46,18 +45,16 @@ ANY: Interval = (-math.inf, math.inf)
 MOST = 1 << 22
 """Weights of more elements are not read: a choice, since every question would read all of them."""
 
-_CONSTANTS: WeakKeyDictionary[Operation, Interval] = WeakKeyDictionary()
-
 
 def constant_range(var: Var) -> Interval:
     """Return (least, largest) number of a constant; `ANY` for large ones, and where one is NaN."""
-    op = producer(var, "const")
-    if op is None:
+    if producer(var, "const") is None:
         return ANY
-    if op not in _CONSTANTS:
-        facts = facts_of_array(constant(var))
-        _CONSTANTS[op] = facts["ends"] = facts.get("ends") or _least_and_largest(var)
-    return _CONSTANTS[op]
+    facts = facts_of_array(constant(var))
+    if "ends" not in facts:
+        facts["ends"] = _least_and_largest(var)
+    ends: Interval = facts["ends"]
+    return ends
 
 
 def norm_gain_and_offset(norm: Operation) -> tuple[float, float]:

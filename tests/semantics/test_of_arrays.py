@@ -7,7 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from anesurgery.semantics.bounds import LEAST, facts_of_array
+from anesurgery.mil import ct, mb
+from anesurgery.semantics.bounds import LEAST, constant_range, facts_of_array
 
 
 def test_what_is_found_goes_with_the_array() -> None:
@@ -26,3 +27,13 @@ def test_what_is_found_goes_with_the_array() -> None:
 def test_of_a_small_array_nothing_is_kept(small: object) -> None:
     facts_of_array(small)["first"] = 1
     assert facts_of_array(small) == {}
+
+
+def test_the_range_of_a_small_constant_follows_what_is_written_into_it() -> None:
+    made = mb.program(input_specs=[mb.TensorSpec((4,))], opset_version=ct.target.iOS17)(
+        lambda x: mb.add(x=x, y=np.ones(4, np.float32))
+    )
+    ones = made.functions["main"].outputs[0].op.y
+    assert constant_range(ones) == (1, 1)
+    ones.val[1:] = 5
+    assert constant_range(ones) == (1, 5)

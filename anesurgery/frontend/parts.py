@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,15 @@ from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 MOST_SLICES = 64
 """Above this many windows that do not overlap by whole steps, one gather replaces the slices."""
+STRIDES = "strides_of_operand"
+"""The entry of a node's `meta` that holds the strides of its operand."""
 
 
 def unfold(context: Any, node: Any) -> None:
     """Convert `x.unfold(axis, size, step)`: windows along an axis; their elements become the last axis."""
     x = inputs_of(context, node)[0]
     axis, size, step = (int(known_value(v)) for v in inputs_of(context, node)[1:4])
-    shape = _static(x, node)
+    shape = _static_shape(x, node)
     axis %= len(shape)
     count = (shape[axis] - size) // step + 1
     before, after = shape[:axis], shape[axis + 1 :]
@@ -40,14 +42,16 @@ def as_strided(context: Any, node: Any) -> None:
     """
     x, *numbers = inputs_of(context, node)[:3]
     size, stride = ([int(known_value(v)) for v in _each(values)] for values in numbers)
-    shape, strides = _static(x, node), (node.meta or {}).get(STRIDES)
+    shape, strides = _static_shape(x, node), (node.meta or {}).get(STRIDES)
     offset = known_value(argument(context, node, 3, "storage_offset"))
     if strides is None or offset is not None:
-        raise NotImplementedError(f"{node.name}: as_strided of what lies in memory in a way that is not known")
+        how = "" if offset is None else f" with storage_offset {offset}"
+        words = f"as_strided{how} of what lies in memory in a way that is not known"
+        raise NotImplementedError(f"{node.name}: {words}")
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    if any(
-        shape[a] > 1 and strides[a] != math.prod(shape[b] for b in order[i + 1 :]) for i, a in enumerate(order)
-    ):
+    widths = [math.prod(shape[b] for b in order[i + 1 :]) for i in range(len(order))]
+    fills_memory = all(shape[a] == 1 or strides[a] == width for a, width in zip(order, widths, strict=True))
+    if not fills_memory:
         raise NotImplementedError(
             f"{node.name}: as_strided of shape {shape} with strides {list(strides)}: a view of a part"
         )
@@ -57,7 +61,8 @@ def as_strided(context: Any, node: Any) -> None:
     x = mb.reshape(x=mb.transpose(x=x, perm=order), shape=[length for length, _, _ in groups])
     in_memory: list[int] = []  # the axes of the result, in their order in memory
     for length, unit, axes in groups:
-        x = _windows_along(x, len(in_memory), length, [(size[a], stride[a] // unit) for a in axes])
+        taken = [(size[a], stride[a] // unit) for a in axes] or [(1, 1)]
+        x = _windows_along(x, len(in_memory), length, taken)
         in_memory += axes
     rest = [a for a in range(len(size)) if a not in in_memory]  # of length 1
     x = mb.reshape(x=x, shape=[size[a] for a in in_memory + rest])
@@ -65,28 +70,37 @@ def as_strided(context: Any, node: Any) -> None:
     context.add(mb.transpose(x=x, perm=perm, name=node.name))
 
 
-def _axes_of_memory(total: int, size: Sequence[int], stride: Sequence[int]) -> Any:
-    """Return a shape for so many elements, such that each axis of the result lies in one of its axes.
+class _MemoryAxis(NamedTuple):
+    """An axis of the memory, reshaped."""
 
-    Each axis comes as (length, stride in memory, axes of the result in it, widest stride first). None where no
-    such shape exists.
+    length: int
+    stride: int
+    result_axes: list[int]
+    """The axes of the result that run along it, widest stride first."""
+
+
+def _axes_of_memory(total: int, size: Sequence[int], stride: Sequence[int]) -> list[_MemoryAxis] | None:
+    """Return a shape for `total` elements, such that each axis of the result runs along one of its axes.
+
+    For 12 elements, size (2, 3) and stride (4, 1): [(3, 4, [0]), (4, 1, [1])]. None where no such shape exists.
     """
-    groups: list[tuple[int, int, list[int]]] = []
-    unit, extent, axes = 1, 1, list[int]()
+    groups: list[_MemoryAxis] = []
+    unit, extent, axes = 1, 1, list[int]()  # of the axis that grows: its stride, elements reached, result axes
     for axis in sorted((a for a, n in enumerate(size) if n > 1), key=lambda a: stride[a]):
         step, partial = divmod(stride[axis], unit)
         if partial or not step:
             return None
         if axes and step >= extent and total % stride[axis] == 0:
-            groups.insert(0, (step, unit, axes))
+            groups.insert(0, _MemoryAxis(step, unit, axes))
             unit, extent, axes, step = stride[axis], 1, [], 1
         axes = [axis, *axes]
         extent += (size[axis] - 1) * step
-    return None if total % unit or extent > total // unit else [(total // unit, unit, axes), *groups]
+    length, rest = divmod(total, unit)
+    return None if rest or extent > length else [_MemoryAxis(length, unit, axes), *groups]
 
 
 def _windows_along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -> Var:
-    """What is taken along an axis: so many elements, so many apart, and windows of windows."""
+    """Return the windows along an axis; `taken` has (count, step) pairs, the last one inside a window."""
     if taken == [(length, 1)]:
         return x
     shape = [int(n) for n in x.shape]
@@ -102,19 +116,19 @@ def _windows_along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -
 
 def _windows(x: Var, count: int, size: int, step: int) -> Var:
     """Return the windows of the middle of three axes: (before, window, element, after)."""
-    before, length, after = (int(n) for n in x.shape)
+    before, _, after = (int(n) for n in x.shape)
 
-    def part(first: int, last: int) -> Var:
-        return x if (first, last) == (0, length) else slice_of_axis(x, 1, first, last)
+    def part(x: Var, first: int, last: int) -> Var:
+        return x if (first, last) == (0, x.shape[1]) else slice_of_axis(x, 1, first, last)
 
     if size % step == 0:  # whole steps, which neighbours share
         steps = count - 1 + size // step
-        x = mb.reshape(x=part(0, steps * step), shape=[before, steps, step * after])
-        shifted = [part(first, first + count) for first in range(size // step)]
+        x = mb.reshape(x=part(x, 0, steps * step), shape=[before, steps, step * after])
+        shifted = [part(x, first, first + count) for first in range(size // step)]
         whole = shifted[0] if len(shifted) == 1 else mb.concat(values=shifted, axis=2)
         return mb.reshape(x=whole, shape=[before, count, size, after])
     if count <= MOST_SLICES:
-        windows = [part(first * step, first * step + size) for first in range(count)]
+        windows = [part(x, first * step, first * step + size) for first in range(count)]
         whole = windows[0] if count == 1 else mb.concat(values=windows, axis=1)
     else:
         places = np.add.outer(np.arange(count) * step, np.arange(size))
@@ -131,18 +145,22 @@ def slice_of_axis(x: Var, axis: int, begin: int, end: int | None, **named: Any) 
     return part
 
 
-def _static(x: Var, node: Any) -> list[int]:
-    if any(map(is_symbolic, x.shape)):
-        raise NotImplementedError(f"{node.name}: {node.kind} of a value of dynamic shape {x.shape}")
+def _need_static(node: Any, *values: Var) -> None:
+    """Refuse a node that reads a value of dynamic shape."""
+    for x in values:
+        if any(map(is_symbolic, x.shape)):
+            raise NotImplementedError(f"{node.name}: {node.kind} of a value of dynamic shape {x.shape}")
+
+
+def _static_shape(x: Var, node: Any) -> list[int]:
+    """Return the shape of a value that a node reads; refuse a dynamic one."""
+    _need_static(node, x)
     return [int(n) for n in x.shape]
 
 
 def _each(values: Any) -> Any:
+    """Return the elements of a list of values, or of a constant vector."""
     return values if isinstance(values, (list, tuple)) else known_value(values)
-
-
-STRIDES = "strides_of_operand"
-"""The entry of a node's `meta` that holds the strides of its operand."""
 
 
 def register() -> None:
@@ -169,10 +187,12 @@ def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) ->
 
 
 def _strides_in_trace(node: Any) -> Any:
+    """Return the strides of a traced node's operand; None where they are unknown."""
     return next(iter(node.inputs())).type().strides()
 
 
 def _strides_in_export(node: Any) -> Any:
+    """Return the strides of an exported node's operand; None where it begins inside its memory."""
     value = node.args[0].meta["val"]
     return None if value.storage_offset() else value.stride()
 
@@ -194,43 +214,50 @@ def _index_write(mode: str) -> Convert:
         alpha = float(known_value(argument(context, node, 4, "alpha", 1)))
         if alpha != 1:
             source = mb.mul(x=source, y=types.nptype_from_builtin(source.dtype)(alpha))
-        context.add(_scattered(x, int(known_value(axis)) % x.rank, at, source, mode, node.name))
+        context.add(_scattered(x, int(known_value(axis)) % x.rank, at, source, mode, node))
 
     return convert
 
 
-def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, name: str) -> Var:
+def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, node: Any) -> Var:
     """Return x after a write at positions of one axis; the source is broadcast to them."""
     at = mb.reshape(x=at, shape=[1]) if at.rank == 0 else at
+    _need_static(node, x, at)
     shape = [*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]]
-    if any(map(is_symbolic, (*x.shape, *shape))):
-        raise NotImplementedError(f"{name}: writing at places of a tensor of dynamic shape {x.shape}")
     at, source = _without_negative(at, int(x.shape[axis])), _broadcast(source, tuple(shape))
-    return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=name)
+    return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=node.name)
 
 
 @wrapper
 def with_index_put(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x[:, at] = y` and `x[:, at] += y`, to write at positions on one axis."""
-    x, places, source = inputs_of(context, node)[:3]
+    x, by_axis, source = inputs_of(context, node)[:3]
     added = bool(known_value(argument(context, node, 3, "accumulate", False)))
-    named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
-    if named == [0] and types.is_bool(places[0].dtype) and not added and math.prod(source.shape) == 1:
-        context.add(_filled_where(x, places[0], source, node.name))
-        return
-    if named == list(range(len(named))) and _need_broadcast(x, [places[axis] for axis in named]):
-        context.add(_written_at_several(x, [places[axis] for axis in named], source, added, node.name))
-        return
-    at: Any = places[named[0]] if len(named) == 1 else None
-    alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
-    if alone or at.rank > 1 or np_dtype(at).kind not in "iu" or any(map(is_symbolic, x.shape)):
+    axes = [axis for axis, at in enumerate(by_axis) if at is not None] if isinstance(by_axis, list) else []
+    indices = [by_axis[axis] for axis in axes]
+    if axes == [0] and types.is_bool(indices[0].dtype) and not added and math.prod(source.shape) == 1:
+        context.add(_filled_where(x, indices[0], source, node.name))
+    elif axes == list(range(len(axes))) and _need_broadcast(x, indices):
+        context.add(_written_at_several(x, indices, source, added, node.name))
+    elif len(axes) == 1 and _needs_scatter(x, axes[0], indices[0], added):
+        x, source = promoted([x, source])
+        after = x.rank - 1 - axes[0]
+        if indices[0].rank == 0 and source.rank > after:  # a plain index removes its axis
+            source = mb.expand_dims(x=source, axes=[source.rank - after])
+        context.add(_scattered(x, axes[0], indices[0], source, "add" if added else "update", node))
+    else:
         host(context, node)
-        return
-    x, source = promoted([x, source])
-    after = x.rank - 1 - named[0]
-    if at.rank == 0 and source.rank > after:  # a plain index removes its axis
-        source = mb.expand_dims(x=source, axes=[source.rank - after])
-    context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
+
+
+def _needs_scatter(x: Var, axis: int, at: Var, added: bool) -> bool:
+    """Return whether a write at positions of one axis is one that coremltools does not convert, or not well.
+
+    It converts writes at one position, and at those of the first axis, unless they are added.
+    """
+    left_to_host = not added and (axis == 0 or at.shape in ((), (1,)))
+    return (
+        not left_to_host and at.rank <= 1 and np_dtype(at).kind in "iu" and not any(map(is_symbolic, x.shape))
+    )
 
 
 def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
@@ -240,20 +267,20 @@ def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
     return mb.select(cond=mask, a=number, b=x, name=name)
 
 
-def _need_broadcast(x: Var, places: list[Var]) -> bool:
+def _need_broadcast(x: Var, indices: list[Var]) -> bool:
     """Return whether indices have different static shapes, which coremltools cannot broadcast."""
-    static = not any(map(is_symbolic, (*x.shape, *(d for at in places for d in at.shape))))
-    whole = all(np_dtype(at).kind in "iu" for at in places) and not types.is_bool(x.dtype)
-    return static and whole and len({tuple(at.shape) for at in places}) > 1
+    static = not any(map(is_symbolic, (*x.shape, *(d for at in indices for d in at.shape))))
+    whole = all(np_dtype(at).kind in "iu" for at in indices) and not types.is_bool(x.dtype)
+    return static and whole and len({tuple(at.shape) for at in indices}) > 1
 
 
-def _written_at_several(x: Var, places: list[Var], source: Var, added: bool, name: str) -> Var:
+def _written_at_several(x: Var, indices: list[Var], source: Var, added: bool, name: str) -> Var:
     """Return x after a write at positions of its first axes, broadcast to a common shape."""
-    shape = np.broadcast_shapes(*(tuple(at.shape) for at in places))
-    found = [_without_negative(at, int(size)) for at, size in zip(places, x.shape, strict=False)]
+    shape = np.broadcast_shapes(*(tuple(at.shape) for at in indices))
+    found = [_without_negative(at, int(size)) for at, size in zip(indices, x.shape, strict=False)]
     at = mb.stack(values=[_broadcast(one, shape) for one in found], axis=-1)
     x, source = promoted([x, source])
-    source = _broadcast(source, (*shape, *x.shape[len(places) :]))
+    source = _broadcast(source, (*shape, *x.shape[len(indices) :]))
     return mb.scatter_nd(data=x, indices=at, updates=source, mode="add" if added else "update", name=name)
 
 
@@ -307,9 +334,10 @@ def scatter_reduce(context: Any, node: Any) -> None:
     if with_self and how != "mean":
         context.add(scattered(x, source, REDUCTIONS[how], name=node.name))
         return
-    if np_dtype(x).kind != "f" or any(map(is_symbolic, (*x.shape, *at.shape))):
-        kind = f"{dtype_of(x)} in shape {x.shape}"
-        raise NotImplementedError(f"{node.name}: scatter_reduce by {how}, include_self={with_self}, of {kind}")
+    _need_static(node, x, at)
+    if np_dtype(x).kind != "f":
+        words = f"scatter_reduce by {how}, include_self={with_self}, of {dtype_of(x)}"
+        raise NotImplementedError(f"{node.name}: {words}")
     count = scattered(np.zeros(x.shape, number), np.ones(at.shape, number), "add")
     if not with_self:  # what is written begins at the number that changes nothing
         x = mb.select(cond=mb.greater(x=count, y=number(0)), a=number(NEUTRAL[how]), b=x)
@@ -328,11 +356,10 @@ def embedding_bag(context: Any, node: Any) -> None:
     """
     weight, ids, offsets = inputs_of(context, node)[:3]
     number, mode = np_dtype(weight).type, int(known_value(argument(context, node, 4, "mode", 0)))
-    if any(map(is_symbolic, (*ids.shape, *offsets.shape))):
-        raise NotImplementedError(f"{node.name}: embedding_bag of ids of dynamic shape {ids.shape}")
+    _need_static(node, ids, offsets)
     to_end = bool(known_value(argument(context, node, 7, "include_last_offset", False)))
     count, bags = int(ids.shape[0]), int(offsets.shape[0]) - to_end
-    even = offsets.val is not None and np.array_equal(offsets.val[:bags] * bags, np.arange(bags) * count)
+    even = offsets.val is not None and np.array_equal(offsets.val * bags, np.arange(bags + to_end) * count)
     shape = [bags, count // bags] if even else [1, count]
 
     def by_bag(x: Var) -> Var:
@@ -340,11 +367,7 @@ def embedding_bag(context: Any, node: Any) -> None:
 
     inside: Any = np.ones((*shape, 1), np.bool_)
     if not even:
-        ends = mb.concat(values=[offsets, np.full(1, count, np.int32)], axis=0)
-        first, after = (mb.slice_by_index(x=ends, begin=[i], end=[i + bags]) for i in (0, 1))
-        first, after = (mb.reshape(x=v, shape=[bags, 1, 1]) for v in (first, after))
-        place = np.arange(count, dtype=np.int32)[None, :, None]
-        inside = mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
+        inside = _inside_bags(offsets, bags, count)
     padding = known_value(argument(context, node, 8, "padding_idx"))
     if padding is not None and padding >= 0:
         inside = mb.logical_and(x=inside, y=by_bag(mb.not_equal(x=ids, y=np.int32(padding))))
@@ -360,45 +383,66 @@ def embedding_bag(context: Any, node: Any) -> None:
         kept = kept if share is None else mb.mul(x=kept, y=by_bag(share))
         made = mb.reduce_sum(x=mb.mul(x=rows, y=kept), axes=[1], keep_dims=False)
         made = mb.real_div(x=made, y=mb.maximum(x=found, y=number(1))) if mode == MEAN else made
-    if len(node.outputs) == 1:  # torch.export selects the results by nodes of their own
+    if len(node.outputs) == 1:  # in an export other nodes select from the four; a trace names each
         context.add((made, None, None, None), torch_name=node.name)
     else:
         context.add(made, torch_name=node.outputs[0])
 
 
+def _inside_bags(offsets: Var, bags: int, count: int) -> Var:
+    """Return which of `count` ids are in each bag, (bags, count, 1); a bag ends where the next one begins."""
+    ends = mb.concat(values=[offsets, np.full(1, count, np.int32)], axis=0)
+    first, after = (mb.slice_by_index(x=ends, begin=[i], end=[i + bags]) for i in (0, 1))
+    first, after = (mb.reshape(x=v, shape=[bags, 1, 1]) for v in (first, after))
+    place = np.arange(count, dtype=np.int32)[None, :, None]
+    inside: Var = mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
+    return inside
+
+
+def _on_numbers(convert: Callable[..., Var], values: Sequence[Var], name: str) -> Var:
+    """Return `convert(*values, name=name)`; bools become int32 for it, since no gather takes them."""
+    if not types.is_bool(values[0].dtype):
+        return convert(*values, name=name)
+    made = convert(*(mb.cast(x=v, dtype="int32") for v in values), name=f"{name}_number")
+    bools: Var = mb.cast(x=made, dtype="bool", name=name)
+    return bools
+
+
 def masked_scatter(context: Any, node: Any) -> None:
     """Convert `x.masked_scatter(mask, source)`: true positions take the source's elements, in order."""
     x, mask, source = inputs_of(context, node)[:3]
-    if any(map(is_symbolic, (*x.shape, *mask.shape, *source.shape))):
-        raise NotImplementedError(f"{node.name}: masked_scatter into a tensor of dynamic shape {x.shape}")
+    _need_static(node, x, mask, source)
     shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
-    flags = mb.mul(x=mb.cast(x=mask, dtype="int32"), y=np.ones(shape, np.int32))
+    flags = _broadcast(mb.cast(x=mask, dtype="int32"), shape)
     so_far = mb.cumsum(x=mb.reshape(x=flags, shape=[-1]), axis=0)
     at = mb.maximum(x=mb.sub(x=so_far, y=np.int32(1)), y=np.int32(0))
     last = np.int32(np.prod(source.shape) - 1)  # torch raises where a mask has more true places
-    taken = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=mb.minimum(x=at, y=last), axis=0)
-    x, taken = promoted([x, mb.reshape(x=taken, shape=shape)])
-    flags = mb.cast(x=flags, dtype="bool")
-    x = mb.add(x=x, y=np.zeros(shape, np_dtype(x))) if tuple(x.shape) != shape else x
-    context.add(mb.select(cond=flags, a=taken, b=x, name=node.name))
+    at, flags = mb.minimum(x=at, y=last), mb.cast(x=flags, dtype="bool")
+
+    def convert(x: Var, source: Var, name: str) -> Var:
+        taken = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=at, axis=0)
+        x, taken = promoted([_broadcast(x, shape), mb.reshape(x=taken, shape=shape)])
+        made: Var = mb.select(cond=flags, a=taken, b=x, name=name)
+        return made
+
+    context.add(_on_numbers(convert, [x, source], node.name))
 
 
 def masked_select(context: Any, node: Any) -> None:
     """Convert `x.masked_select(mask)`: the elements at true positions, in a vector of dynamic length."""
     x, mask = inputs_of(context, node)[:2]
-    if any(map(is_symbolic, (*x.shape, *mask.shape))):
-        raise NotImplementedError(f"{node.name}: masked_select of a tensor of dynamic shape {x.shape}")
+    _need_static(node, x, mask)
     shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
-    x = mb.add(x=x, y=np.zeros(shape, np_dtype(x))) if tuple(x.shape) != shape else x
-    flags = mb.cast(x=mask, dtype="int32")
-    flags = mb.mul(x=flags, y=np.ones(shape, np.int32)) if tuple(mask.shape) != shape else flags
-    context.add(mb.gather_nd(x=x, indices=mb.non_zero(x=flags), name=node.name))
+    places = mb.non_zero(x=_broadcast(mb.cast(x=mask, dtype="int32"), shape))
+    x = _broadcast(x, shape)
+    context.add(_on_numbers(lambda x, name: mb.gather_nd(x=x, indices=places, name=name), [x], node.name))
 
 
 CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("index_add", "index_add.int"), _index_write("add")),
-    "index_copy": _index_write("update"),
-    **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _index_write("update")),
+    **dict.fromkeys(
+        ("index_copy", "index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _index_write("update")
+    ),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
     **dict.fromkeys(("embedding_bag", "embedding_bag.padding_idx"), embedding_bag),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),

@@ -148,6 +148,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "rows_of_float_places": lambda x: x.index_add(0, torch.arange(3) // 1, x),
         "masked_select": lambda x: x.masked_select(x > 0).sum() + x,
         "masked_select_of_rows": lambda x: x.masked_select(x[..., :1] > LOW).mean() + x,
+        "masked_select_of_bools": lambda x: (x[:1] > 0).masked_select(x > LOW).float().sum() + x,
+        "masked_scatter_of_bools": lambda x: (x[:1] > 0).masked_scatter(x > LOW, x.flip(0) > 0).float(),
         "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(72.0)),
         "masked_scatter_of_rows": lambda x: x.masked_scatter(x[..., :1] > 0, torch.arange(72.0).reshape(12, 6)),
     },
@@ -236,6 +238,7 @@ CASES: dict[str, dict[str, Torch]] = {
             for mode in ("sum", "mean", "max")
             for room, more in BAGS.items()
         },
+        "sum_before_the_end": bags("sum", (24,), offsets=torch.tensor([0, 12, 20]), include_last_offset=True),
         "weighted": lambda x: F.embedding_bag(
             (x[0] > 0).long(), HELD_X[1], mode="sum", per_sample_weights=x[1]
         ),

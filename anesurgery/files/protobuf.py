@@ -135,6 +135,7 @@ def _too_long(op: Any, result_types: Any) -> bool:
     """Does a product of constants take more than `MOST_PRODUCTS` multiplications?
 
     An (m, k) times a (k, n) gives an (m, n) in m * k * n multiplications: the root of the product of all sizes.
+    A batch in both operands counts more than it takes, which leaves a product as it is.
     """
     if op.op_type not in CONTRACTIONS:
         return False

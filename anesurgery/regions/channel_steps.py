@@ -3,6 +3,7 @@
 A rule of `channel_ops` looks at an op and at the layouts known so far (`Layouts`), and returns a `Step`. When
 the region is built, the step gets the twins built so far (`Twins`). The pass `channels_first` implements both.
 `entering_twin` builds the twin of a value from outside, `leaving_value` brings a twin back to the old form.
+Twins, layouts, atoms and groups: see `layouts`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from anesurgery.coreai.asset import SUFFIX
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.lowerings import TABLE
-from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import CLASSES, COMPOSED, LABEL, MERGED_INTO, MISSING, OWN, extras_of
+from anesurgery.coreai.table import CLASSES, COMPOSED, LABEL, MERGED_INTO, MISSING, OWN, Mode, extras_of
 from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
 from anesurgery.display import byte_words

@@ -75,8 +75,10 @@ def _model_root(archive: Path, names: list[PurePosixPath]) -> PurePosixPath:
     roots |= {p for n in names for p in n.parents if p.suffix == ".mlmodelc"}
     inside = {n for n in names if n.suffix == ".mlmodel" and not any(p in roots for p in n.parents)}
     roots = {r for r in roots | inside if not any(p in roots for p in r.parents)}
-    if len(roots) != 1:
-        listed = ", ".join(sorted(map(str, roots))[:4]) or "none"
+    if not roots:
+        raise LoadError(f"{archive} holds no model; zip the .mlpackage, the whole folder")
+    if len(roots) > 1:
+        listed = ", ".join(sorted(map(str, roots))[:4])
         raise LoadError(f"{archive} holds {len(roots)} models ({listed}); unzip it, and give one of them")
     return roots.pop()
 

@@ -166,7 +166,10 @@ def model_path(folder: Path, largest: int) -> Path:
     elif top.suffix in SUFFIXES:
         model = top
     else:
-        raise LoadError(f"{top.name} is no .mlpackage, .mlmodel or .mlmodelc, and no .zip of one")
+        from anesurgery.files.package import FOREIGN
+
+        foreign = FOREIGN.get(top.suffix.lower(), "no .mlpackage, .mlmodel or .mlmodelc, and no .zip of one")
+        raise LoadError(f"{top.name} is {foreign}")
     noted.write_text(json.dumps(str(model.relative_to(folder))), encoding="utf-8")
     if model != top:  # only now: if the process is killed before, the next one unpacks the archive again
         top.unlink()

@@ -150,7 +150,7 @@ CASES = {
     "see a.gguf": "made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
     "see a.safetensors": "weights alone: give the folder of its checkpoint to `anesurgery build`",
     "see a.bin": "a part of a model: give the whole model",
-    "see none.zip": "holds 0 models",
+    "see none.zip": "holds no model; zip the .mlpackage, the whole folder",
     "see cut.mlpackage": "is damaged; give",
     "see short.mlpackage": "ends at byte 100, but the model needs.*copy the package again",
     "run no_weights.mlpackage": "has no weights/weight.bin.*copy the package again",

@@ -17,8 +17,7 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.coreai import running, toolkit
 from anesurgery.coreai.lowerings import TABLE
-from anesurgery.coreai.modes import FORMS, MODES, Mode
-from anesurgery.coreai.table import MISSING
+from anesurgery.coreai.table import FORMS, MISSING, MODES, Mode
 from anesurgery.errors import LoadError, NotExpressible, UnknownName
 from anesurgery.examples.example_models import EXAMPLES
 from anesurgery.mil import Program, Var, ct, mb, op_types, types

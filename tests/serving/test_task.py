@@ -268,3 +268,8 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     started.stdin.close()
     assert started.wait(600) == 1
     assert os.path.isdir(tmp_path)
+
+
+def test_a_file_of_another_format_is_named_with_what_to_do(folder: Path) -> None:
+    (folder / "upload" / "w.safetensors").write_bytes(b"")
+    assert "give the folder of its checkpoint to `anesurgery build`" in worked(folder)["error"]

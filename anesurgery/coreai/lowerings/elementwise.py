@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.dtypes import numpy_of
-from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, TABLE, UNARY, as_interpreted, lowers
+from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, TABLE, UNARY, Mode, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import (
     Value,

@@ -18,7 +18,7 @@ import numpy as np
 from anesurgery.coreai.asset import SUFFIX
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
-from anesurgery.mil import Operation, is_constant, np_dtype, producer
+from anesurgery.mil import Operation, is_constant, np_dtype, producer, static_shape
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspector import inspect
@@ -81,6 +81,12 @@ def _computed_update(op: Operation, target: Target) -> str:
     if op.inputs.get("begin") is None or op.begin.val is not None:
         return ""
     return f"%{op.x.name} is written at places that are computed"
+
+
+def _empty(op: Operation, target: Target) -> str:
+    """Name an empty value."""
+    empty = next((v for v in op.outputs if 0 in (static_shape(v) or ())), None)
+    return "" if empty is None else f"%{empty.name} is {shape_in_words(empty.shape)}, without elements"
 
 
 def _topk_words(op: Operation, target: Target) -> str:
@@ -146,6 +152,18 @@ OWN = (
         scope=Scope(os="the chip is not named"),
         kind="memory",
         advice="blend with a mask, or write along the last axis on the host",
+    ),
+    Rule(
+        "coreai-empty",
+        names("split slice_by_index slice_by_size"),
+        "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
+        "though nothing read it, and an output at the first run; with CPU only, both ran",
+        TORCH.format("issue 68"),
+        test=_empty,
+        grade=Grade.REPORTED,
+        scope=Scope(os="the chip is not named"),
+        kind="memory",
+        advice="leave the empty part out of the split, or the output out of the model",
     ),
     Rule(
         "coreai-topk-time",

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
-from anesurgery.placement.rules.loading import REPORTS
+from anesurgery.placement.rules.loading import REPORTS, STATE_IN_RANGE
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
 ALWAYS_NAN = "num-mask-product"
 """The rule about masks that make every row NaN; other risks of numbers depend on the inputs."""
-FAILING_LOADS = frozenset(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS)
+FAILING_LOADS = frozenset(
+    (STATE_IN_RANGE.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
+)
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 
 

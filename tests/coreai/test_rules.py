@@ -71,6 +71,7 @@ ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tenso
         of(lambda x: x.float().argmax(1)),
         [half(1, 5, 4)],
     ),
+    "coreai-empty": (of(lambda x: x[:, :0]), [half(1, 9)], of(lambda x: x[:, :1]), [half(1, 9)]),
     "coreai-topk-time": (of(lambda x: x.topk(2).values), [half(1, 9)], of(torch.abs), [half(1, 9)]),
     "fault-topk-gather": (
         Head(),

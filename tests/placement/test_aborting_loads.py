@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import get_new_symbol
+from coremltools.converters.mil.mil import get_new_symbol, mil_list
 from statement import half, of
 
 import anesurgery as ane
@@ -159,6 +159,31 @@ def varying_mean(*, varies: bool) -> Callable[[], Program]:
         return mb.program(input_specs=[spec])(lambda x: mb.reduce_mean(x=mb.relu(x=x), axes=[1]))
 
     return build
+
+
+def labelled(batch: int | None, length: int | None = 8) -> Callable[[], Program]:
+    """A classifier of 8 labels; without a batch it varies, and without a length another axis does."""
+
+    def build() -> Program:
+        rows = get_new_symbol() if batch is None else batch
+        spec = mb.TensorSpec((rows, get_new_symbol() if length is None else length, 8))
+
+        @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
+        def main(x: Var) -> Any:
+            scores = mb.softmax(x=mb.reduce_mean(x=x, axes=[1]), axis=-1)
+            return mb.classify(probabilities=scores, classes=mb.const(val=mil_list([*map(str, range(8))])))
+
+        return main
+
+    return build
+
+
+def turned(*strides: int) -> Callable[[], Program]:
+    """A transposed convolution whose kernel is its stride."""
+    return of(
+        lambda x: mb.conv_transpose(x=x, weight=half(8, 4, *strides), strides=list(strides)),
+        (1, 8, 5, 26)[: 2 + len(strides)],
+    )
 
 
 def written_norm(size: int, *, last: bool = False, spread: float = 0.1) -> Callable[[], Program]:
@@ -357,6 +382,15 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "mirrored images": (padded("reflect", 1, 1, 1, 1), M4, "ALL", ""),
     "all axes named, the last padded": (padded("replicate", 0, 0, 0, 0, 0, 0, 0, 1), M4, "ALL", ""),
     "zeros around channels": (padded("constant", 1, 1, 0, 0, 0, 0), M4, "ALL", ""),
+    "labels for a batch that varies": (labelled(None), M4, "CPU_ONLY", "refused-label-batch-elsewhere"),
+    "labels for one row": (labelled(1), M4, "CPU_ONLY", ""),
+    "labels for one row of a length that varies": (labelled(1, None), M4, "CPU_ONLY", ""),
+    "a step of 16 along one axis": (turned(16, 1), "A17/iOS 18", "CPU_AND_NE", "refused-deconv-stride"),
+    "the same on an M4": (turned(1, 32), M4_26, "CPU_AND_NE", "refused-deconv-stride-elsewhere"),
+    "the same on the CPU": (turned(16, 1), "A17/iOS 18", "CPU_ONLY", ""),
+    "a step of 16 along both axes": (turned(16, 16), "A17/iOS 18", "CPU_AND_NE", ""),
+    "a step of 16 along the only axis": (turned(16), "A17/iOS 18", "CPU_AND_NE", ""),
+    "a step of 4 along one axis": (turned(4, 1), "A17/iOS 18", "CPU_AND_NE", ""),
     "places along one axis": (listed(column), M4, "CPU_ONLY", "crash-places-elsewhere"),
     "places along each axis": (
         listed(lambda x: mb.squeeze(x=mb.split(x=x, num_splits=2, axis=1)[0], axes=[1])),

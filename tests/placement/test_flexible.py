@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Function, Program, Var, ct, mb, types
 from anesurgery.placement.flexible import flexible_shapes, function_at
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
@@ -223,3 +223,46 @@ def test_more_shapes_than_apple_documents(count: int, many: bool) -> None:
     found = ane.inspect(model, "M1/macOS 14")
     said = [f.message for f in found.findings if f.rule == "dyn-enum-many"]
     assert said == ([f"{count} enumerated shapes, more than 128"] if many else [])
+
+
+@pytest.mark.parametrize(
+    ("window", "step", "said"), [(48, 48, True), (14, 14, True), (2, 2, False), (48, 1, False)]
+)
+def test_a_window_that_fits_one_size_alone(window: int, step: int, said: bool) -> None:
+    sizes = [get_new_symbol(), get_new_symbol()]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, *sizes))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.avg_pool(x=x, kernel_sizes=[window] * 2, strides=[step] * 2, pad_type="valid")
+
+    shapes = ct.EnumeratedShapes([(1, 3, 96, 96), (1, 3, 144, 144)])
+    model = ct.convert(program, inputs=[ct.TensorType("x", shape=shapes)], skip_model_load=True)
+    words = [f.message for f in ane.inspect(model, "M1/macOS 14").findings if f.rule == "dyn-fixed-window"]
+    assert [f"keeps a window of {window}x{window} at every size" in w for w in words] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("others", "state", "said"),
+    [((5,), True, True), ((5,), False, False), ((), True, False)],
+    ids=["a fixed input", "no state", "no fixed input"],
+)
+def test_a_range_beside_a_state(others: tuple[int, ...], state: bool, said: bool) -> None:
+    ports = {"x": mb.placeholder((get_new_symbol(), 32))}
+    ports |= {f"fixed{n}": mb.placeholder((n, 32)) for n in others}
+    ports |= {"st": mb.state_tensor_placeholder((1, 32), dtype=types.fp16)} if state else {}
+
+    def body(**values: Var) -> Var:
+        total = values.pop("x")
+        if "st" in values:
+            kept = values.pop("st")
+            total = mb.add(x=total, y=mb.cast(x=mb.read_state(input=kept), dtype="fp32"))
+        for value in values.values():
+            total = mb.add(x=total, y=mb.reduce_sum(x=value, axes=[0], keep_dims=True))
+        return total
+
+    program = Program()
+    with Function(ports, opset_version=ct.target.iOS18) as function:
+        function.set_outputs([body(**function.inputs)])
+        program.add_function("main", function)
+    rules = [f.rule for f in ane.inspect(program, "M4/macOS 15").findings]
+    assert ("state-range" in rules) == said

@@ -382,6 +382,8 @@ WEIGHTS, FACTOR = {"w": (4, 4, 3, 3)}, {"w": (4, 16, 16)}
         (edited(fraction, "upsample", linearUpsampleMode=0), {}, "u upsamples by a fraction"),
         (edited(nearest, "upsample", linearUpsampleMode=1), {}, "u takes the nearest pixel"),
         (lambda b: b.add_copy("c", "x", "x"), {}, "c copies a value to its own name"),
+        (lambda b: b.add_reshape_static("r", "x", "y", (2, 2, 4, 4, 4, 4)), {}, "r makes 6 axes"),
+        (lambda b: b.add_reshape_static("r", "x", "y", (2, 2, 4, 4, 16)), {}, ""),
         (lambda b: deconvolve(b, is_deconv=False), WEIGHTS, ""),
         (lambda b: conv(b, "c", "x", "y", deconv=True), {}, ""),
         (fraction, {}, ""),

@@ -372,7 +372,7 @@ OLD_FORMAT = general(
 REFUSED = general(
     "nn-refused",
     "Core ML checks each layer before it compiles a network, and refuses the whole network",
-    "coremltools: mlmodel/src/Validation/NeuralNetwork, read; apple/coremltools: issues 1048, 1198",
+    "coremltools: mlmodel/src/Validation/NeuralNetwork, read; apple/coremltools: issues 1048, 1198, 1330, 1723",
     grade=Grade.DOCUMENTED,
     kind=KIND,
 )
@@ -398,6 +398,10 @@ def refusal(layer: Any) -> str:
             return "upsamples by a fraction; use BILINEAR with ALIGN_CORNERS_TRUE or ALIGN_CORNERS_FALSE"
         case "copy" if layer.input[0] == layer.output[0]:
             return "copies a value to its own name; leave it out"
+        case "reshapeStatic" if len(params.targetShape) > MOST_AXES:
+            return (
+                f"makes {len(params.targetShape)} axes of at most {MOST_AXES}; merge some, or split the reshape"
+            )
     return ""
 
 

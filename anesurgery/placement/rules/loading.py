@@ -99,6 +99,19 @@ def refusal(findings: Sequence[Finding]) -> str:
     return next((f.message for f in findings if f.kind == KIND), "")
 
 
+STATE_IN_RANGE = general(
+    "state-range",
+    "a model with a state was aborted at load if one input had a fixed size and another a range "
+    '(EnumeratedWithRangeInputsException: "a mixture of enumerated and range shape flexibility"). Without the '
+    "state it ran; other mixtures with a state failed in other ways",
+    "apple/coremltools: issue 2548",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on a Mac that is not named"),
+    kind="memory",
+    advice="fix all sizes (fix_shapes), or keep the state as an input and an output (cache_as_io)",
+)
+"""The rule about a mixture of inputs; `whole_model` finds it, since ops do not tell a range from a list."""
+
 ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
 ALL = BOTH | {"CPU"}
 
@@ -427,6 +440,23 @@ def _long_sounds(ops: list[Operation]) -> str:
     return _counted(long, "convolution* over a long sound")
 
 
+def _rows_of_scores(ops: list[Operation]) -> str:
+    """Find labels that are chosen from a varying number of scores."""
+    chosen = (op for op in ops if op.op_type == "classify" and any(map(is_symbolic, op.probabilities.shape)))
+    return _counted(chosen, "label* for scores of a varying number")
+
+
+LONG_STEP = 16
+"""The stride of the reported transposed convolution; shorter ones were not reported."""
+
+
+def _uneven_steps(ops: list[Operation]) -> str:
+    """Find transposed convolutions with a long stride along one axis and a different one along another."""
+    turned = ((op, constant(op.strides)) for op in ops if op.op_type == "conv_transpose")
+    uneven = (op for op, steps in turned if steps is not None and max(steps) >= LONG_STEP and np.ptp(steps))
+    return _counted(uneven, f"transposed convolution* with a stride of {LONG_STEP} or more along one axis")
+
+
 STRIDED_LENGTH, VOLUME = 18_001, 128**3
 """The reported length of a strided convolution, and the places of a volume; smaller ones were not reported."""
 
@@ -546,6 +576,19 @@ REPORTS = (
         units=ENGINE,
         form=_strided_lengths,
         advice="load it with CPU_AND_GPU, keep this convolution in fp32, or convolve shorter pieces",
+    ),
+    LoadReport(
+        "refused-deconv-stride",
+        'a transposed convolution with a kernel and a stride of 16x1 compiled neither for the engine ("Deconv '
+        'stride should be 4 on both width and height axis") nor for the CPU (BNNS: "Failed to determine '
+        'convolution kernel"); a model with such ones (music separation) ran on the CPU and the GPU',
+        source="apple/coremltools: issue 2450",
+        seen="A17 Pro, CPU_AND_NE; the OS is not named",
+        units=ENGINE,
+        form=_uneven_steps,
+        advice="write it as a convolution and a reshape",
+        chips=("A17",),
+        remedy="subpixel_convolution",
     ),
     LoadReport(
         "crash-large-volume",
@@ -709,6 +752,17 @@ REPORTS = (
         remedy="fix_shapes",
         outcome=Outcome.FAILED_EVERYWHERE,
         common=True,
+        of_varying_sizes=True,
+    ),
+    LoadReport(
+        "refused-label-batch",
+        "a classifier chooses one label by all of its scores. coremltools refuses several rows of them, but "
+        "not a list of batches (1, 4 and 8): that model failed when it ran",
+        source="apple/coremltools: issue 2764; its op classify, read",
+        seen="a Mac that is not named, coremltools 9.0",
+        units=ALL,
+        form=_rows_of_scores,
+        advice="fix the batch to 1, or convert without classifier_config and look labels up in the app",
         of_varying_sizes=True,
     ),
     LoadReport(

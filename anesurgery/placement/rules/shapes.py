@@ -20,6 +20,7 @@ from anesurgery.mil import (
     Operation,
     Var,
     dtype_name,
+    is_symbolic,
     is_weight,
     np_dtype,
     operands,
@@ -35,6 +36,7 @@ from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import (
     channels,
+    ints,
     is_tensor,
     readers_after,
     shape_in_words,
@@ -303,6 +305,18 @@ ENUMERATED_MANY = _shaped(
     grade=Grade.DOCUMENTED,
     advice=f"list at most {MOST_LISTED} shapes",
 )
+POOLS = names("avg_pool max_pool l2_pool")
+LEAST_FIXED_WINDOW = 14
+"""Windows from this size on are taken for those of an adaptive pooling: networks pool by less in one layer."""
+FIXED_WINDOW = _shaped(
+    "dyn-fixed-window",
+    "the converter writes an adaptive pooling with a window that fits the size it was traced at. At other "
+    "sizes, it gives another number of results: traced at 500x500 for 2x2 results, the window stayed 250x250",
+    "apple/coremltools: issue 977; its adaptive pooling, read",
+    grade=Grade.REPORTED,
+    kind="numeric",
+    advice="convert once for each size, or pool to 1x1, which is a mean without a window",
+)
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
 ENUMERATED_NORM = _shaped(
     "dyn-enum-ln",
@@ -440,6 +454,10 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
     for name, var in dynamic.items():
         words = f"input %{name} has the shape {shape_in_words(var.shape)}"
         yield (ENUMERATED, f"{words}, from a list") if listed else (RANGE, words)
+    for op in walk_ops(function) if dynamic else ():
+        if op.op_type in POOLS and _has_fixed_window(op):
+            window = shape_in_words(ints(op, "kernel_sizes"))
+            yield FIXED_WINDOW, f"{op.op_type} %{op.outputs[0].name} keeps a window of {window} at every size"
     if dynamic and not listed and target.platform == "iOS":
         yield RANGE_NUMBERS, f"%{next(iter(dynamic))} has a range; such models gave NaN or zeros here"
     if not dynamic or not listed:
@@ -454,6 +472,13 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
     scores = [op for op in ops if op.op_type == "matmul" and len(runtime(op)) == 2]
     if scores:
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
+
+
+def _has_fixed_window(op: Operation) -> bool:
+    """Does a pooling of values of varying size take large windows, one beside the other?"""
+    window = ints(op, "kernel_sizes")
+    is_large = min(window) >= LEAST_FIXED_WINDOW and ints(op, "strides") == window
+    return is_large and any(map(is_symbolic, op.x.shape[2:]))
 
 
 def _interface(function: Function, images: Collection[str]) -> Messages:

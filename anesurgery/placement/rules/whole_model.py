@@ -31,6 +31,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
+from anesurgery.placement.rules.loading import STATE_IN_RANGE
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
 
@@ -324,7 +325,16 @@ LISTED_PALETTE = _reported(
     kind="load",
     advice="a package or a function for each shape (`ane.sizes`), or load it with ALL",
 )
-RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LIST, LISTED_PALETTE, TOO_LARGE)
+RULES = (
+    LARGE_TABLE,
+    DISPUTED_LIST,
+    DISPUTED_RANGE,
+    RANGE_ELSEWHERE,
+    NORM_IN_LIST,
+    LISTED_PALETTE,
+    STATE_IN_RANGE,
+    TOO_LARGE,
+)
 
 
 def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: Target) -> tuple[Finding, ...]:
@@ -352,6 +362,7 @@ FAILING: dict[str, frozenset[str]] = {
     "compile-late-shape": frozenset(),
     "hang-nearest-pool": frozenset(),
     "refused-cache-scatter": frozenset(),
+    "refused-deconv-stride": frozenset(),
     "refused-long-sound": frozenset(),
     "size-big-image": frozenset(),
     "state-width-32": frozenset(),
@@ -399,6 +410,10 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
     if not shapes.listed:
         rule = DISPUTED_RANGE if _has_mac(target) else RANGE_ELSEWHERE
         yield rule, f"the length of %{next(iter(dynamic))} may vary"
+        states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
+        if states and (fixed := function.inputs.keys() - dynamic.keys() - set(states)):
+            words = f"%{next(iter(dynamic))} has a range, %{min(fixed)} one size"
+            yield STATE_IN_RANGE, f"reported to abort beside the state %{states[0]}: {words}"
         return
     if _has_mac(target):
         yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes kept some models on the CPU"

@@ -47,6 +47,11 @@ PLAIN: dict[str, Any] = {
     "StringType": str,
 }
 """Type of a plain argument in torch's schemas -> Python type."""
+INSTEAD = {
+    "mode": "of whole numbers from 0 below n, `(x[..., None] == torch.arange(n)).sum(-2).argmax(-1)` gives it",
+    **dict.fromkeys(("lgamma", "digamma"), "compute it in the app, or read it from a table of whole numbers"),
+}
+"""Operation without a converter -> what to do."""
 
 
 def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
@@ -103,6 +108,8 @@ def _decomposed(context: Any, node: Any) -> None:
             raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
     if all(v.val is not None for v in tensors):
         results = _constant_results(op, values, tensors)
+    elif words := INSTEAD.get(node.kind.partition(".")[0]):
+        raise NotImplementedError(f"{node.name}: Core ML has no {node.kind} of computed numbers: {words}")
     else:
         results = _convert_graph(context, node, _decomposed_graph(op, values, tensors), tensors)
     if len(results) == len(node.outputs):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
+from anesurgery.frontend.conditions import without_conditions
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
@@ -256,6 +257,58 @@ def with_complex_products(host: Convert, context: Any, node: Any) -> None:
     context.add(_as_complex(parts), torch_name=node.name)
 
 
+@wrapper
+def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.prod(x, axis=None, keepdim=False)`: complex numbers, half by half."""
+    x, axis, keep, *_ = [*inputs_of(context, node), None, None]
+    if not is_complex(x):
+        host(context, node)
+        return
+    parts = _both_parts(x)
+    if whole := not node.kind.endswith("dim_int") and keep is None:  # a trace gives the dtype second
+        parts = tuple(mb.reshape(x=v, shape=[-1]) for v in parts)
+    at = 0 if whole else int(known_value(axis)) % x.rank
+    while (length := parts[0].shape[at]) > 1:
+        sizes = [length // 2] * 2 + [1] * (length % 2)
+        first, second, *odd = zip(*(mb.split(x=v, split_sizes=sizes, axis=at) for v in parts), strict=True)
+        parts = _product(first, second)
+        if odd:
+            parts = tuple(mb.concat(values=pair, axis=at) for pair in zip(parts, odd[0], strict=True))
+    kept = not whole and known_value(argument(context, node, 2, "keepdim", False))
+    context.add(
+        _as_complex(parts if kept else tuple(mb.squeeze(x=v, axes=[at]) for v in parts)), torch_name=node.name
+    )
+
+
+def with_complex_comparison(*, same: bool) -> Callable[[Convert], Convert]:
+    """Return a wrapper for the converter of `==` or `!=`, to compare both parts of complex numbers."""
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x, y = inputs_of(context, node)[:2]
+        if not (is_complex(x) or is_complex(y)):
+            host(context, node)
+            return
+        x, y = (_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (x, y))
+        compare, join = (mb.equal, mb.logical_and) if same else (mb.not_equal, mb.logical_or)
+        sides = [compare(x=a, y=b) for a, b in zip(x, y, strict=True)]
+        context.add(join(x=sides[0], y=sides[1], name=node.name))
+
+    return wrap
+
+
+def _tanh(a: Var, b: Var) -> Parts:
+    """Return the parts of the quotient, by tanh and 1 - tanh^2 of the real part, which do not overflow."""
+    one = np_dtype(a).type
+    bent, sine, cosine = mb.tanh(x=a), mb.sin(x=b), mb.cos(x=b)
+    small = mb.exp(x=mb.mul(x=mb.abs(x=a), y=one(-2)))
+    slope = mb.real_div(x=mb.mul(x=small, y=one(4)), y=mb.square(x=mb.add(x=small, y=one(1))))
+    below = mb.add(x=mb.square(x=cosine), y=mb.square(x=mb.mul(x=bent, y=sine)))
+    turned = mb.mul(x=mb.mul(x=sine, y=cosine), y=slope)
+    return mb.real_div(x=bent, y=below), mb.real_div(x=turned, y=below)
+
+
+tangent = with_complex_function(_tanh)
 exponential = with_complex_function(_exponential)
 logarithm = with_complex_function(lambda a, b: (mb.log(x=_size(a, b)), _angle(b, a)))
 root = with_complex_function(_power(0.5))
@@ -364,10 +417,13 @@ def _export_with_literals(host: Any) -> Any:
 
 
 def _with_literals(host: Any) -> Any:
-    """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers."""
+    """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers.
 
-    def from_exir(*positional: Any, **named: Any) -> Any:
-        graph = host(*positional, **named)
+    Conditions are replaced before it is read.
+    """
+
+    def from_exir(exir: Any, *positional: Any, **named: Any) -> Any:
+        graph = host(without_conditions(exir), *positional, **named)
         graph.nodes = [each for node in graph.nodes for each in (*node.attr.get("literals", ()), node)]
         return graph
 

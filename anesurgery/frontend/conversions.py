@@ -41,12 +41,15 @@ from anesurgery.frontend.complex_numbers import (
     resolved,
     root,
     squared,
+    tangent,
     view_as_complex,
     with_complex_arithmetic,
     with_complex_cast,
     with_complex_choice,
+    with_complex_comparison,
     with_complex_parts,
     with_complex_power,
+    with_complex_product_of_all,
     with_complex_products,
     with_complex_update,
 )
@@ -66,7 +69,7 @@ from anesurgery.frontend.elementary import (
     with_threshold,
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
-from anesurgery.frontend.experts import grouped_product, histogram
+from anesurgery.frontend.experts import bincount, grouped_product, histogram
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
 from anesurgery.frontend.incomplete import (
     max_unpool,
@@ -1126,6 +1129,7 @@ CONVERSIONS: dict[str, Convert] = {
     "bilinear": bilinear,
     "fill_diagonal": fill_diagonal,
     "histc": histogram,
+    "bincount": bincount,
     **dict.fromkeys(
         ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
         grouped_product,
@@ -1155,6 +1159,7 @@ CONVERSIONS: dict[str, Convert] = {
     "linalg_solve_triangular": solve_triangular,
     **SCATTERING,
     **ELEMENTARY,
+    **dict.fromkeys(("prod", "prod.dim_int"), with_complex_product_of_all(ELEMENTARY["prod"])),
 }
 """Torch operation, as the front end names it -> converter; coremltools' own converter is kept if it has one."""
 
@@ -1322,6 +1327,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **INCOMPLETE,
     **SCATTERING_WRAPPERS,
     **TRIANGULAR,
+    **{kind: with_complex_comparison(same=kind == "eq") for kind in ("eq", "ne")},
+    "tanh": lambda host: tangent(ELEMENTARY_WRAPPERS["tanh"](host)),
     "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
     "log": lambda host: logarithm(ELEMENTARY_WRAPPERS["log"](host)),
     "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),

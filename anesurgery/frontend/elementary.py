@@ -217,6 +217,29 @@ def signbit(context: Any, node: Any) -> None:
     context.add(mb.less(x=x, y=np_dtype(x).type(0), name=node.name))
 
 
+CENTRAL = (1.5014091, 0.24664114, -4.1760079e-3, -1.2542374e-3, 2.1722671e-4, -4.2276054e-6, -3.1740734e-6)
+CENTRAL += (3.282834e-7,)
+OUTER = (2.8329773, 1.0016802, 9.4257497e-3, -7.699433e-3, 5.8294902e-3, -3.4319111e-3, 1.1184861e-3)
+OUTER += (-1.1654551e-4,)
+"""erfinv(x) / x, fitted as polynomials of w - 2.5, for w < 5, and of sqrt(w) - 3; w is -log(1 - x^2)."""
+
+
+def erfinv(context: Any, node: Any) -> None:
+    """Convert `torch.erfinv(x)`, to 1e-6 of the result in fp32 for each x from -1 to 1; beyond it is NaN."""
+    x = _as_float(inputs_of(context, node)[0])
+    real = np_dtype(x).type
+    w = mb.mul(x=mb.log(x=mb.mul(x=mb.sub(x=real(1), y=x), y=mb.add(x=x, y=real(1)))), y=real(-1))
+    sides = []
+    for at, coefficients in ((mb.sub(x=w, y=real(2.5)), CENTRAL), (mb.sub(x=mb.sqrt(x=w), y=real(3)), OUTER)):
+        y = mb.add(x=mb.mul(x=at, y=real(coefficients[-1])), y=real(coefficients[-2]))
+        for c in coefficients[-3::-1]:
+            y = mb.add(x=mb.mul(x=y, y=at), y=real(c))
+        sides.append(mb.mul(x=y, y=x))
+    y = mb.select(cond=mb.less(x=w, y=real(5)), a=sides[0], b=sides[1])
+    end = mb.equal(x=mb.abs(x=x), y=real(1))
+    context.add(mb.select(cond=end, a=mb.mul(x=x, y=real(np.inf)), b=y, name=node.name))
+
+
 def nan_to_num(context: Any, node: Any) -> None:
     """Convert `torch.nan_to_num(x, nan=0, posinf=None, neginf=None)`, by selection.
 
@@ -321,12 +344,22 @@ def cumulative(*, largest: bool) -> Convert:
 
 
 def shift(*, left: bool) -> Convert:
-    """Return the converter of `x << k` or `x >> k`, for a k that is known."""
+    """Return the converter of `x << k` or `x >> k`; a computed k counts as 0 below 0, and as 31 above 31."""
 
     def convert(context: Any, node: Any) -> None:
         x, k = inputs_of(context, node)[:2]
-        if known_value(k) is None or np_dtype(x).kind not in "iu":
-            raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)} by a number that is computed")
+        if np_dtype(x).kind not in "iu":
+            raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)}; shift whole numbers")
+        if known_value(k) is None:  # by half of k and then by the rest, as 2^31 is no int32
+            count = mb.minimum(x=mb.maximum(x=k, y=np.int32(0)), y=np.int32(31))
+            half = mb.floor_div(x=count, y=np.int32(2))
+            factors = [
+                mb.gather(x=np.int32(2 ** np.arange(17)), indices=n, axis=0)
+                for n in (half, mb.sub(x=count, y=half))
+            ]
+            scaled = mb.mul if left else mb.floor_div
+            context.add(scaled(x=scaled(x=x, y=factors[0]), y=factors[1], name=node.name))
+            return
         by = np.asarray(known_value(k))
         if by.min(initial=0) < 0 or by.max(initial=0) > 31:
             raise NotImplementedError(f"{node.name}: {node.kind} by {by.tolist()}; 0 to 31 is covered")
@@ -510,6 +543,7 @@ CONVERSIONS: dict[str, Convert] = {
     "fmod": fmod,
     "erfc": erfc,
     "signbit": signbit,
+    **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), erfinv),
     **dict.fromkeys(("prod", "prod.dim_int"), product),
     "prims::var": variance(root=False),
     "prims::sum": prims_sum,

@@ -30,6 +30,24 @@ def histogram(context: Any, node: Any) -> None:
     context.add(mb.cast(x=mb.reduce_sum(x=hits, axes=[1]), dtype=dtype_of(x), name=node.name))
 
 
+def bincount(context: Any, node: Any) -> None:
+    """Convert `torch.bincount(x, weights=None, minlength=n)` to a sum of one-hot rows, of length n.
+
+    Numbers from n on are not counted, as the result cannot grow.
+    """
+    x, weights = inputs_of(context, node)[0], argument(context, node, 1, "weights")
+    count = int(known_value(argument(context, node, 2, "minlength", 0)))
+    if not count:
+        words = "the numbers decide the length of its result: give `minlength`, the number of bins"
+        raise NotImplementedError(f"{node.name}: {node.kind} without `minlength`: {words}")
+    hits = mb.equal(x=x, y=np.arange(count, dtype=np.int32)[:, None])
+    hits = mb.cast(x=hits, dtype="int32" if weights is None else "fp32")
+    if weights is not None:
+        hits, weights = promoted([hits, weights])
+        hits = mb.mul(x=hits, y=weights)
+    context.add(mb.reduce_sum(x=hits, axes=[1], name=node.name))
+
+
 def grouped_product(context: Any, node: Any) -> None:
     """Convert `torch.nn.functional.grouped_mm(x, w, offs=ends)`: each group of rows times its own matrix.
 

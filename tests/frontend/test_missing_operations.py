@@ -171,6 +171,15 @@ CASES: dict[str, dict[str, Torch]] = {
         "shifts_by_several": lambda x: (90 * x[..., None]).int() >> torch.arange(3),
         "each_bit": lambda x: (5e8 * x[..., None]).int() >> torch.arange(32) & 1,
         "sign_bit": lambda x: (90 * x).int() << 31,
+        "shifts_by_computed": lambda x: torch.stack(
+            [
+                (9 * x).int() << (99 * x.flip(0)).int().clamp(0, 31),
+                (5e8 * x).int() >> (7 * x.flip(0).abs()).int(),
+            ]
+        ),
+        "counts": lambda x: torch.bincount(x.argsort().flatten() // 2, minlength=5),
+        "weighted_counts": lambda x: torch.bincount(x.argsort().flatten(), x.flatten(), minlength=6),
+        "error_functions_undone": lambda x: torch.erfinv(torch.cat([x.tanh(), x.abs().clamp(0, 1) - 1], -1)),
         "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
         "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
@@ -217,6 +226,12 @@ CASES: dict[str, dict[str, Torch]] = {
         "powers": lambda x: torch.view_as_real(waves(x) ** 0.3 + waves(x) ** -1.5),
         "written": lambda x: torch.view_as_real(filled_waves(x)),
         "root": lambda x: torch.view_as_real(waves(x).sqrt()),
+        "tangents": lambda x: torch.view_as_real(waves(9 * x).tanh()),
+        "product_of_rows": lambda x: torch.view_as_real(waves(x).prod(1, keepdim=True)),
+        "product_of_all": lambda x: torch.view_as_real(waves(x[:, :1, :5]).prod()),
+        "equal": lambda x: torch.stack(
+            [waves(x) == waves(x.relu()), waves(x) != waves(x.relu()), waves(x.relu()) == 0]
+        ),
         "logarithm": lambda x: torch.view_as_real(waves(x).log()),
         "root_of_large": lambda x: torch.view_as_real((1e30 * waves(x)).sqrt()),
     },
@@ -299,7 +314,9 @@ def test_a_filled_diagonal() -> None:
             lambda x: x.int().scatter_reduce(1, (x > 0).long(), x.int(), "mean"),
             "scatter_reduce by mean, .* int32",
         ),
-        (lambda x: (9 * x).int() << (x > 0).int(), "shift.* of int32 by a number that is computed"),
+        (lambda x: torch.bincount(x.argsort().flatten()), "give `minlength`, the number of bins"),
+        (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
+        (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
@@ -322,5 +339,23 @@ class Inner(torch.nn.Module):
 def test_an_error_says_where(how: str) -> None:
     frontend.register()
     module = torch.nn.Sequential(torch.nn.ReLU(), Inner())
-    with pytest.raises(NotImplementedError, match=r"lgamma needs .* \(converting lgamma in .*1\)$"):
+    with pytest.raises(NotImplementedError, match=r"no lgamma of .* \(converting lgamma in .*1\)$"):
         convert(module, {"x": X}, how, "iOS17", "FLOAT32")
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    """Conditions with two results, and one within a branch."""
+    inner = lambda x: torch.cond(x.sum() > 99, lambda x: (x @ EYE6,), lambda x: (3 * x,), (x,))  # noqa: E731
+    y, z = torch.cond(x.sum() > 0, lambda x: (inner(x)[0], x + 1), lambda x: (x - 1, x.exp()), (x,))
+    return y * z
+
+
+def test_conditions() -> None:
+    assert_each_agrees({"chosen": chosen}, (X, X.abs(), 2 - X.abs(), 9 - X), "export", rtol=1e-6)
+
+
+def test_a_loop_with_a_computed_number_of_steps_is_refused() -> None:
+    frontend.register()
+    loop = lambda x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]  # noqa: E731
+    with pytest.raises(NotImplementedError, match="while_loop is not converted: write a Python loop"):
+        convert(Function(loop), {"x": X}, "export", "iOS17", "FLOAT32")

@@ -264,20 +264,19 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
     if not is_complex(x):
         host(context, node)
         return
-    parts = _both_parts(x)
+    parts: Any = _both_parts(x)
     if whole := not node.kind.endswith("dim_int") and keep is None:  # a trace gives the dtype second
-        parts = tuple(mb.reshape(x=v, shape=[-1]) for v in parts)
+        parts = [mb.reshape(x=v, shape=[-1]) for v in parts]
     at = 0 if whole else int(known_value(axis)) % x.rank
     while (length := parts[0].shape[at]) > 1:
         sizes = [length // 2] * 2 + [1] * (length % 2)
         first, second, *odd = zip(*(mb.split(x=v, split_sizes=sizes, axis=at) for v in parts), strict=True)
         parts = _product(first, second)
         if odd:
-            parts = tuple(mb.concat(values=pair, axis=at) for pair in zip(parts, odd[0], strict=True))
-    kept = not whole and known_value(argument(context, node, 2, "keepdim", False))
-    context.add(
-        _as_complex(parts if kept else tuple(mb.squeeze(x=v, axes=[at]) for v in parts)), torch_name=node.name
-    )
+            parts = [mb.concat(values=pair, axis=at) for pair in zip(parts, odd[0], strict=True)]
+    if whole or not known_value(argument(context, node, 2, "keepdim", False)):
+        parts = [mb.squeeze(x=v, axes=[at]) for v in parts]
+    context.add(_as_complex(parts), torch_name=node.name)
 
 
 def with_complex_comparison(*, same: bool) -> Callable[[Convert], Convert]:

@@ -345,7 +345,7 @@ def test_an_error_says_where(how: str) -> None:
 
 def chosen(x: torch.Tensor) -> torch.Tensor:
     """Conditions with two results, and one within a branch."""
-    inner = lambda x: torch.cond(x.sum() > 99, lambda x: (x @ EYE6,), lambda x: (3 * x,), (x,))  # noqa: E731
+    inner: Any = lambda x: torch.cond(x.sum() > 99, lambda x: (x @ EYE6,), lambda x: (3 * x,), (x,))  # noqa: E731
     y, z = torch.cond(x.sum() > 0, lambda x: (inner(x)[0], x + 1), lambda x: (x - 1, x.exp()), (x,))
     return y * z
 
@@ -356,6 +356,6 @@ def test_conditions() -> None:
 
 def test_a_loop_with_a_computed_number_of_steps_is_refused() -> None:
     frontend.register()
-    loop = lambda x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]  # noqa: E731
+    loop: Any = lambda x: torch.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]  # type: ignore[no-untyped-call] # noqa: E731
     with pytest.raises(NotImplementedError, match="while_loop is not converted: write a Python loop"):
         convert(Function(loop), {"x": X}, "export", "iOS17", "FLOAT32")

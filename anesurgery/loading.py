@@ -25,8 +25,7 @@ from anesurgery.files.interface import Interface, saved_description, signatures
 from anesurgery.files.joining import joined
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
-from anesurgery.files.program_spec import blob_values
-from anesurgery.files.protobuf import to_proto
+from anesurgery.files.protobuf import blob_values, to_proto
 from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, Var, ct, exclusive

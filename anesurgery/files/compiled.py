@@ -21,8 +21,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import CompiledDescription, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
-from anesurgery.files.program_spec import operations, weight_files
-from anesurgery.files.protobuf import proto
+from anesurgery.files.protobuf import operations, proto, weight_files
 from anesurgery.files.source import SourceFile, not_fetched, read_json, system_failed
 from anesurgery.mil import ct
 

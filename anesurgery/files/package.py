@@ -39,9 +39,8 @@ from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.executorch_program import unpack_part
 from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
-from anesurgery.files.program_spec import blob_values, weight_files
 from anesurgery.files.progress import work
-from anesurgery.files.protobuf import proto
+from anesurgery.files.protobuf import blob_values, proto, weight_files
 from anesurgery.files.source import ZIP, SourceFile, not_fetched, read_json, unpack
 from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically

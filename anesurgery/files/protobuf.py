@@ -215,7 +215,7 @@ def error_words(error: Exception) -> str:
 
 def _undo_host_changes(function: Any, spec: Any) -> None:
     """Undo changes of coremltools' reader: added constants, numbered names, and dtypes of defaults."""
-    named = {v.name for block in spec.block_specializations.values() for v in _outputs(block)}
+    named = {v.name for op in nested_operations(spec) for v in op.outputs}
     pending = [function]
     while pending:
         block = pending.pop()
@@ -228,14 +228,6 @@ def _undo_host_changes(function: Any, spec: Any) -> None:
             unused = not var.child_ops and var not in block.outputs
             if op.op_type == "const" and unused and var.name not in named:
                 block.remove_ops([op])
-
-
-def _outputs(block: Any) -> Iterator[Any]:
-    """Yield the results of the ops of a block, including nested blocks."""
-    for op in block.operations:
-        yield from op.outputs
-        for nested in op.blocks:
-            yield from _outputs(nested)
 
 
 @exclusive()
@@ -285,7 +277,7 @@ def weight_file_name(spec: Any, where: object = "the program") -> str:
     Raises:
         LoadError: it refers to several.
     """
-    names = sorted({value.fileName.rsplit("/", 1)[-1] for value in _blob_values(spec)})
+    names = sorted({value.fileName.rsplit("/", 1)[-1] for value in blob_values(spec)})
     if len(names) > 1:
         raise LoadError(f"{where} has its weights in {len(names)} files, {', '.join(names)}; put them into one")
     return names[0] if names else WEIGHT_FILE.rsplit("/", 1)[-1]
@@ -293,35 +285,46 @@ def weight_file_name(spec: Any, where: object = "the program") -> str:
 
 def has_weights(spec: Any) -> bool:
     """Does a `Program` protobuf refer to a weight file?"""
-    return next(_blob_values(spec), None) is not None
+    return next(blob_values(spec), None) is not None
 
 
 def move_weights(spec: Any, file_name: str) -> None:
     """Make the ops of a `Program` protobuf refer to a weight file of another name."""
-    for value in _blob_values(spec):
+    for value in blob_values(spec):
         value.fileName = f"{WEIGHT_FILE.rsplit('/', 1)[0]}/{file_name}"
 
 
-def _blob_values(spec: Any) -> Iterator[Any]:
-    """Yield the references to a weight file in a `Program` protobuf (`blobFileValue` messages)."""
-    for function in spec.functions.values():
-        for block in function.block_specializations.values():
-            yield from _blob_values_of_block(block)
+def weight_files(program: Any) -> list[str]:
+    """Return the paths of the weight files that a `Program` protobuf refers to, starting with `@model_path`."""
+    return list(dict.fromkeys(blob.fileName for blob in blob_values(program)))
 
 
-def _blob_values_of_block(block: Any) -> Iterator[Any]:
-    """Yield the references to a weight file in a block, including nested blocks."""
-    for op in block.operations:
-        values = list(op.attributes.values())
-        if op.type.startswith("constexpr_"):
-            values += [
-                b.value for argument in op.inputs.values() for b in argument.arguments if b.HasField("value")
-            ]
-        for value in values:
-            if value.WhichOneof("value") == "blobFileValue":
-                yield value.blobFileValue
-        for nested in op.blocks:
-            yield from _blob_values_of_block(nested)
+def blob_values(program: Any) -> Iterator[Any]:
+    """Yield the places in weight files that a `Program` protobuf refers to (`blobFileValue` messages)."""
+    values = (value for op in operations(program) for value in literal_values(op))
+    return (v.blobFileValue for v in values if v.WhichOneof("value") == "blobFileValue")
+
+
+def literal_values(op: Any) -> Iterator[Any]:
+    """Yield the values stored in an op itself: its attributes, and inputs given as a value, not by name."""
+    yield from op.attributes.values()
+    for argument in op.inputs.values():
+        yield from (b.value for b in argument.arguments if b.WhichOneof("binding") == "value")
+
+
+def operations(program: Any) -> Iterator[Any]:
+    """Yield every op of a `Program` protobuf, including those of nested blocks."""
+    for function in program.functions.values():
+        yield from nested_operations(function)
+
+
+def nested_operations(function: Any) -> Iterator[Any]:
+    """Yield every op of a `Function` protobuf, including those of nested blocks."""
+    pending = [*function.block_specializations.values()]
+    while pending:
+        for op in pending.pop().operations:
+            yield op
+            pending.extend(op.blocks)
 
 
 def _check_block(block: Any, inputs: Any, outer_scopes: Sequence[set[str]] = ()) -> None:

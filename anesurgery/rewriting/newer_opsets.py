@@ -20,7 +20,7 @@ constexpr_sparse_to_dense   iOS 18  the same for its mask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -34,6 +34,7 @@ from anesurgery.files.copying import copy_program
 from anesurgery.files.protobuf import (
     InMemoryWeights,
     from_proto,
+    nested_operations,
     opset_name,
     opset_version,
     stored_value,
@@ -279,7 +280,7 @@ def _recode(function: Any, old: Function, version: int, weights: InMemoryWeights
     for op in walk_ops(old):
         for row in differences(op, version) if is_constexpr(op) else ():
             recoded[op.outputs[0].name] = {} if row.recode is None else row.recode(op)
-    for op in _ops_of(function):
+    for op in nested_operations(function):
         if not recoded.keys() & {v.name for v in op.outputs}:
             continue
         attributes = {name: op.attributes.pop(name) for name in list(op.attributes) if name != "name"}
@@ -287,15 +288,6 @@ def _recode(function: Any, old: Function, version: int, weights: InMemoryWeights
         values = {name: stored_value(array, weights) for name, array in parts.items()} or attributes
         for name, value in values.items():
             op.inputs[name].arguments.add().value.CopyFrom(value)
-
-
-def _ops_of(function: Any) -> Iterator[Any]:
-    """Yield the ops of a `Function` protobuf, those of nested blocks included."""
-    pending = list(function.block_specializations.values())
-    while pending:
-        for op in pending.pop().operations:
-            yield op
-            pending += op.blocks
 
 
 def _rename(function: Any, version: int) -> None:

@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from anesurgery.files.mil_types import ELEMENTS, element_name, sizes_of_type
-from anesurgery.files.program_spec import literal_values
-from anesurgery.files.protobuf import InMemoryWeights, from_proto, proto, to_proto
+from anesurgery.files.protobuf import InMemoryWeights, from_proto, literal_values, proto, to_proto
 from anesurgery.mil import Program
 from anesurgery.ops import IMPURE
 from anesurgery.ops import names as words

@@ -31,8 +31,7 @@ import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import read_spec
-from anesurgery.files.program_spec import literal_values, operations
-from anesurgery.files.protobuf import proto
+from anesurgery.files.protobuf import literal_values, operations, proto
 
 SECONDS = 20
 """Of processor time, for one case."""

@@ -199,9 +199,9 @@ def _moved_elements(op: Operation, reached: _Followed) -> list[torch.Tensor]:
     numbers = {v: torch.zeros(drawn_shape(v), dtype=torch.int32) for v in joined}
     try:  # counted from 1, since ops fill up with 0
         found = evaluator([op], op.outputs)(numbers | {reached.value: reached.at.int() + 1})
-        return [at - 1 for at in found]
     except InterpretError:
         return []
+    return [] if any(at.dtype == torch.bool for at in found) else [at - 1 for at in found]
 
 
 FEW_PLACES = 8

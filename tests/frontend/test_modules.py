@@ -227,12 +227,17 @@ class Branching(nn.Module):
         return chosen
 
 
-@pytest.mark.parametrize("exported", [False, True])
-def test_branches_as_functions_are_refused_with_advice(exported: bool) -> None:
-    x = torch.ones(2, 3)
-    module = torch.export.export(Branching(), (x,)) if exported else Branching()
+def test_branches_as_functions_are_refused_with_advice() -> None:
     with pytest.raises(LoadError, match=r"compute both branches, and choose with torch\.where"):
-        convert_module(module, None if exported else [x])
+        convert_module(Branching(), [torch.ones(2, 3)])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_branches_of_an_exported_module_are_both_computed(sign: int) -> None:
+    x = sign * torch.ones(2, 3)
+    model, *_ = convert_module(torch.export.export(Branching(), (x,)), None)
+    (found,) = run(model, {"x": x.numpy()}).values()
+    np.testing.assert_array_equal(found, x.numpy() + sign)
 
 
 def test_where_no_inputs_are_taken_it_says_what_to_do(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts.dependence import is_live
+from anesurgery.facts.dependence import is_dead
 from anesurgery.regions import padding
 
 
@@ -60,7 +60,7 @@ class PadLastAxis(Rewrite):
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
         region = padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
-        if not is_live(m.root):
+        if is_dead(m.root):
             return an.NO_MATCH
         convolutions = sum(op.op_type == "conv" for op in region.ops)
         if region.entry is not None and 1 + len(region.edges) > convolutions:

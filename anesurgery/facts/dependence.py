@@ -8,7 +8,18 @@ import numpy as np
 
 from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.interpret.attentions import SHAPE_ONLY_OPERANDS
-from anesurgery.mil import Block, Operation, Var, constant, is_constexpr, np_dtype, reads, static_shape
+from anesurgery.mil import (
+    Block,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_constexpr,
+    is_output,
+    np_dtype,
+    reads,
+    static_shape,
+)
 from anesurgery.ops import IMPURE, names
 from anesurgery.semantics.reading import is_tensor, number
 
@@ -29,13 +40,24 @@ def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
     return list(order)
 
 
-def is_live(op: Operation) -> bool:
-    """Does an output of the op's block depend on it, or an op with effects, such as a write to a state?"""
-    block = op.enclosing_block
-    if block is None:
-        return False
-    impure = (other for other in block.operations if other.op_type in IMPURE)
-    return op in slice_back([*block.outputs, *(v for other in impure for v in reads(other))], set())
+MOST_DEAD = 64
+"""The most readers of readers that are looked at. A choice: larger parts that nobody reads are rare."""
+
+
+def is_dead(op: Operation) -> bool:
+    """Do the results of an op lead to no output, and to no op with effects, such as a write to a state?
+
+    It is also False where more than `MOST_DEAD` ops depend on the op, so that the cost stays small.
+    """
+    found, pending = {op}, [op]
+    while pending and len(found) <= MOST_DEAD:
+        op = pending.pop()
+        if op.op_type in IMPURE or any(map(is_output, op.outputs)):
+            return False
+        more = {reader for v in op.outputs for reader in consumers(v)} - found
+        found |= more
+        pending += more
+    return not pending
 
 
 ROW_LOOKUPS = names("gather gather_along_axis")

@@ -323,6 +323,28 @@ def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Progra
     assert (change[1:] not in kinds) if change[0] == "-" else (change in kinds)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "cancel"),
+    [
+        ([0, 2, 3, 1], [0, 2, 3, 1], False),
+        ([0, 2, 3, 1], [0, 3, 1, 2], True),
+        ([0, -1, 1, 2], [0, 2, 3, 1], True),
+    ],
+)
+def test_only_a_transposition_that_undoes_another_cancels(
+    first: list[int], second: list[int], cancel: bool, settled: Callable[[Program], Program]
+) -> None:
+    """The wrong version takes any two transpositions for such ones."""
+
+    def body(x: Var) -> Any:
+        return mb.transpose(x=mb.relu(x=mb.transpose(x=x, perm=first)), perm=second)
+
+    program = built(body, fp16(1, 4, 6, 8), opset=ct.target.iOS17)
+    said = words(tuple(lost_in_conversion.save_changes(program)))
+    assert ("save-reduce-transposes" in said) == cancel
+    assert ("transpose" not in [op.op_type for op in main(settled(program)).operations]) == cancel
+
+
 @pytest.mark.slow
 def test_saving_a_converted_model_guards_it_twice(
     converted: Callable[..., Any], settled: Callable[[Program], Program]

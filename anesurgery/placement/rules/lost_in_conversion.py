@@ -102,13 +102,14 @@ def _widens_constant(op: Operation) -> bool:
 
 
 def _is_transposed_back(op: Operation) -> bool:
-    """Does a chain of at most 8 elementwise ops lead from a transpose to another, so that both can go?"""
+    """Does a chain of at most 8 elementwise ops lead from a transpose to one that undoes it?"""
     readers = consumers(op.outputs[0])
     for _ in range(8):
         if len(readers) != 1:
             return False
         if readers[0].op_type == "transpose":
-            return True
+            there, back = (constant(one.perm) % one.x.rank for one in (op, readers[0]))
+            return bool((there[back] == np.arange(len(there))).all())
         if any(is_stored(v) and v.rank > 0 for _, v in operands(readers[0])):
             return False
         if readers[0].op_type not in TRANSPOSABLE:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
 from anesurgery.frontend.conditions import without_conditions
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
@@ -199,8 +200,11 @@ def _power(exponent: float) -> Callable[[Var, Var], Parts]:
 
 
 def _size(a: Var, b: Var) -> Var:
-    """Return the magnitude; the parts are divided by the larger one first, so that squares stay in range."""
-    largest = mb.maximum(x=mb.maximum(x=mb.abs(x=a), y=mb.abs(x=b)), y=np.finfo(np_dtype(a)).tiny)
+    """Return the magnitude; the parts are divided by the larger one first, so that squares stay in range.
+
+    The divisor is at least a normal number of fp16, since less may count as 0.
+    """
+    largest = mb.maximum(x=mb.maximum(x=mb.abs(x=a), y=mb.abs(x=b)), y=np_dtype(a).type(fp16.NORMAL))
     a, b = (mb.square(x=mb.real_div(x=v, y=largest)) for v in (a, b))
     size: Var = mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
     return size

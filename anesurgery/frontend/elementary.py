@@ -532,6 +532,8 @@ def with_float_operand(host: Convert, context: Any, node: Any) -> None:
 def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.broadcast_tensors(...)`, to take scalars."""
     tensors = inputs_of(context, node)[0]
+    if isinstance(tensors, Var):  # the host joins numbers that are known
+        tensors = [mb.const(val=number) for number in tensors.val]
     if all(isinstance(v, Var) and v.rank == 0 for v in tensors):
         context.add(tensors, node.name)
     else:

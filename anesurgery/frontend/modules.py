@@ -247,10 +247,17 @@ def _buffers_kept(module: torch.nn.Module) -> Iterator[list[str]]:
         yield changed
     finally:
         for part, path, name, value, before in kept:
-            if not torch.equal(getattr(part, name), before):
+            if not _are_equal(getattr(part, name), before):
                 changed.append(path)
             setattr(part, name, value)
             value.copy_(before)
+
+
+def _are_equal(now: torch.Tensor | None, before: torch.Tensor) -> bool:
+    """Are the values of a buffer equal, NaN included? None stands for a buffer that was removed."""
+    if now is None or now.shape != before.shape:
+        return False
+    return bool(((now == before) | ((now != now) & (before != before))).all())
 
 
 @contextmanager

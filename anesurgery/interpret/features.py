@@ -103,9 +103,7 @@ def _bind_array(name: str, kind: Any, value: Any) -> Any:
     array = as_array(name, value)
     shape, allowed = array.shape, _shapes(kind.multiArrayType)
     if not any(_matches(shape, ranges) for ranges in allowed):
-        raise InterpretError(
-            f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"
-        )
+        raise InterpretError(f"input {name!r} has shape {shape}, expected {_shapes_text(allowed)}")
     if kind.multiArrayType.dataType == kind.multiArrayType.INT32 and array.dtype.kind == "f":
         strange = array[~np.isfinite(array) | (array != np.round(array))]
         if strange.size:
@@ -144,12 +142,12 @@ def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bo
 
 
 def refused_shape(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return in words the first input whose shape the description refuses, and what it takes; "" for none."""
+    """Name the first input whose shape the description refuses, with the shapes that it takes; "" for none."""
     features = [feature for feature in features if feature.name in shapes]
     for name, allowed in allowed_shapes(features).items():
         if allowed and not any(_matches(shapes[name], one) for one in allowed):
             given = "x".join(map(str, shapes[name]))
-            return f"{name} {given}; it takes {' or '.join(map(_shape_text, allowed))}"
+            return f"{name} {given}; it takes {_shapes_text(allowed)}"
     return ""
 
 
@@ -205,6 +203,16 @@ def _matches(shape: tuple[int, ...], allowed: list[Range]) -> bool:
     )
 
 
+MOST_SHAPES = 4
+"""The most shapes that a message lists."""
+
+
+def _shapes_text(allowed: list[list[Range]]) -> str:
+    """Return allowed shapes for messages, such as "(1, 8) or (1, 16)"; of a long list the first ones."""
+    more = [f"{len(allowed) - MOST_SHAPES} others"] if len(allowed) > MOST_SHAPES else []
+    return " or ".join([*map(_shape_text, allowed[:MOST_SHAPES]), *more])
+
+
 def _shape_text(allowed: list[Range]) -> str:
     """Return an allowed shape for messages, such as "(1, 3, 32..512)"."""
 
@@ -246,7 +254,7 @@ def _check_size(name: str, image: Any, width: int, height: int) -> None:
     if not any(_matches((width, height), ranges) for ranges in allowed):
         raise InterpretError(
             f"input {name!r} is {width} wide and {height} high, "
-            f"expected (width, height) {' or '.join(map(_shape_text, allowed))}"
+            f"expected (width, height) {_shapes_text(allowed)}"
         )
 
 

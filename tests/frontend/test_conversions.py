@@ -63,6 +63,7 @@ def in_place(x: torch.Tensor, write: Callable[..., Any]) -> torch.Tensor:
 
 
 broadcast: Any = torch.broadcast_tensors
+NORMAL: Any = torch.distributions.Normal(0, 1)
 GRID = (torch.tensor([[0], [-1]]), torch.tensor([1, 3]))
 ONE = torch.tensor([1])
 DOUBLE = torch.tensor([1 + 2j, 3, 4, 5j], dtype=torch.complex128)
@@ -148,6 +149,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.5),
     "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
     "scalars_broadcast": lambda x: torch.stack(broadcast(x.sum(), x.mean())),
+    "numbers_broadcast": lambda x: x * NORMAL.icdf(torch.tensor(0.9)),
     "a_scalar_broadcast": lambda x: torch.stack(broadcast(x.sum(), x)),
     "asinh": torch.asinh,
     "asinh_of_large": lambda x: torch.asinh(x * 1e20),

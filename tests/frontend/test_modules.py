@@ -220,6 +220,31 @@ def test_a_module_that_writes_to_its_buffers_is_left_as_it_is() -> None:
     np.testing.assert_array_equal(found, Counting()(x).numpy())
 
 
+class Dropping(nn.Module):
+    """Removes one buffer, and leaves one of NaN as it is."""
+
+    scratch: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scratch", torch.ones(1))
+        self.register_buffer("unknown", torch.full((2,), torch.nan))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scratch = None
+        return 3 * x
+
+
+def test_a_buffer_that_is_removed_is_named_and_one_of_nan_is_not() -> None:
+    module, x = Dropping().eval(), torch.arange(12.0).reshape(3, 4)
+    with pytest.warns(SurgeryWarning, match=r"writes to its buffers \(scratch\): the model"):
+        model, _ = convert_module(module, [x])
+    assert module.scratch is not None
+    assert module.scratch.item() == 1
+    (found,) = run(model, {"x": x.numpy()}).values()
+    np.testing.assert_array_equal(found, 3 * x.numpy())
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branches = (lambda x: x + 1), (lambda x: x - 1)

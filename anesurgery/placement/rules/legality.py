@@ -133,8 +133,8 @@ def dynamic_weights(op: Operation, target: Target) -> str:
 DYNAMIC_WEIGHTS = _reported(
     "conv-dynamic-weight",
     names("conv"),
-    "weights computed at run time and more than one image made the compiler crash on M1, and were ignored on M3 Max; "
-    "through Core ML a single image was placed on an M4",
+    "weights computed at run time and more than one image made the compiler crash on M1, and were ignored on "
+    "M3 Max; through Core ML a single image was placed on an M4",
     GUIDE,
     test=dynamic_weights,
     scope=Scope(frozenset({13, 15}), via="compiler"),

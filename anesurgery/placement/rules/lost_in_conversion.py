@@ -33,6 +33,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     is_stored,
+    is_symbolic,
     np_dtype,
     operands,
     producer,
@@ -188,8 +189,8 @@ class GrownEpsilon:
     mean: Var
     """The mean of the squares of x / scale."""
     epsilon: Var
-    count: int
-    """The number of squares in a mean."""
+    count: float
+    """The largest number of squares in a mean; infinite where a length is unknown."""
 
     @property
     def most_change(self) -> float:
@@ -219,7 +220,8 @@ def grown_epsilon(op: Operation) -> GrownEpsilon | None:
         division = producer(square.x, "real_div")
         if division is not None and _is_largest_of(division.y, division.x) and _is_rescaled(op, division.y):
             lengths = [mean_op.x.shape[axis] for axis in axes_of(mean_op)]
-            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in lengths if isinstance(n, int)))
+            count = math.prod(math.inf if is_symbolic(n) else n for n in lengths)
+            return GrownEpsilon(division.y, mean, epsilon, count)
     return None
 
 
@@ -337,7 +339,7 @@ def kept_sign(op: Operation) -> str:
 
 
 def rounded_away(op: Operation) -> str:
-    """Report an fp16 constant that rounding has made 0 or subnormal."""
+    """Report a factor or divisor in fp16 that rounding has made 0 or subnormal."""
     for name, var in operands(op):
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
@@ -346,7 +348,9 @@ def rounded_away(op: Operation) -> str:
         size = abs(float(np.asarray(value).item()))
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
-        if 0 < size < fp16.NORMAL and op.op_type in ("mul", "real_div"):
+        if size == 0 and name == "y":
+            return f"%{op.outputs[0].name} is divided by 0"
+        if 0 < size < fp16.NORMAL:
             digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
             return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
     return ""
@@ -437,7 +441,8 @@ def epsilon(op: Operation) -> str:
     if norm is None or norm.most_change < LEAST_CHANGE:
         return ""
     words = f"%{norm.epsilon.name} is added after the division by %{norm.scale.name}"
-    return f"{words}, which changes a row with a spike by up to {norm.most_change:.1%}"
+    most = f"by up to {norm.most_change:.1%}" if math.isfinite(norm.count) else "the more, the longer it is"
+    return f"{words}, which changes a row with a spike {most}"
 
 
 def branch(op: Operation) -> str:
@@ -509,7 +514,7 @@ RULES = (
     ),
     _lint(
         "lost-digits",
-        names("mul real_div add sub pow"),
+        names("mul real_div"),
         "fp16 has 11 binary digits down to 6.1e-5, fewer below, and none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
         test=lambda op, target: rounded_away(op),

@@ -278,7 +278,7 @@ class Near(dict[str, float]):
 
     @classmethod
     def worst(cls, parts: Sequence[Near | None]) -> Near | None:
-        """Return the worst of each arithmetic over several programs; None where one is None, or none is given."""
+        """Return the worst of each arithmetic over several programs; None where one is None, or for none."""
         known = [part for part in parts if part]
         if not known or len(known) < len(parts):
             return None

@@ -150,7 +150,7 @@ def _scale(scaler: Any, feature: Any, var: Var) -> Var:
     names = BIASES[space]
     biases = np.array([getattr(scaler, n) for n in names], np.float32)
     others = {n for fields in BIASES.values() for n in fields} - set(names)
-    if not biases.any() and any(getattr(scaler, n) for n in others):
+    if not biases.any() and any(getattr(scaler, n) for n in others):  # beside its own, others do no harm
         raise LoadError(
             f"the preprocessing of {feature.name!r} sets {', '.join(sorted(others))}, which an image of colour "
             f"space {space} has not; set {', '.join(names)}"
@@ -218,7 +218,7 @@ def _reshaped(ctx: Context, var: Var, shape: tuple[Any, ...]) -> Var:
     if tuple(var.shape) == shape:
         return var
     ones = [i for i, d in enumerate(var.shape) if not is_symbolic(d) and d == 1]
-    extra = var.rank - len(shape)
+    extra = var.rank - len(shape)  # axes to take out: the first `first` ones, and the last ones
     for first in range(extra + 1):
         axes = [*ones[:first], *ones[len(ones) - (extra - first) :]] if extra <= len(ones) else []
         kept = tuple(d for i, d in enumerate(var.shape) if i not in axes)

@@ -34,7 +34,7 @@ def root(op: Operation) -> Form | None:
     if form is None or form.powers[op.x] != (2.0,) or (op.op_type == "log" and not _is_energy(form)):
         return None
     if not (form.axes or len(form.rows) > 1 or any(not g.clips for g in form.guards)):
-        return None
+        return None  # the root of one square is |x|
     return None if op.op_type == "rsqrt" and _ends_norm(op, form) else form
 
 

@@ -202,7 +202,7 @@ def _two_rates(ane: float, cpu: float, what: str) -> Formula:
 def _by_size_class(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     """Return the estimate of a sum of products by the class of its feature, with classes that are as likely."""
     chosen = next(row for row in rates if feature >= row.cut)
-    near = [_is_near(row.cut, feature, row.edge) for row in rates]
+    near = [_is_near(row.cut, feature, row.edge) for row in rates]  # then the class beside may be its own
     possible = {r for i, row in enumerate(rates[:-1]) if near[i] for r in (row, rates[i + 1])}
     (ane, off_ane), (cpu, off_cpu) = _geometric_mean(chosen.ane), _geometric_mean(chosen.cpu)
     others = tuple(_times_in_class(row, flop) for row in possible if row is not chosen)

@@ -102,6 +102,10 @@ def _widens_constant(op: Operation) -> bool:
     return is_stored(before) and wider and elements(before) > 1
 
 
+TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
+"""Ops that coremltools moves a transpose past."""
+
+
 def _is_transposed_back(op: Operation) -> bool:
     """Does a chain of at most 8 elementwise ops lead from a transpose to one that undoes it?"""
     readers = consumers(op.outputs[0])
@@ -118,9 +122,6 @@ def _is_transposed_back(op: Operation) -> bool:
         readers = consumers(readers[0].outputs[0])
     return False
 
-
-TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
-"""Ops that coremltools moves a transpose past."""
 
 _DEFAULT_PASSES = (
     _DefaultPass(
@@ -171,7 +172,9 @@ def save_changes(program: Program) -> Iterator[Finding]:
             yield default_pass.rule().finding(message)
 
 
-LARGEST_INT16 = 2**15 - 1
+LARGEST_INT16 = np.iinfo(np.int16).max
+NARROWED = names("gather gather_along_axis gather_nd squeeze topk")
+"""Ops whose integers coremltools casts to 16 bits (its pass `add_int16_cast`)."""
 
 
 def lost_remainder(op: Operation) -> str:
@@ -245,7 +248,7 @@ def lost_branch(op: Operation) -> Operation | None:
     if angle is None or not angle.all_quadrants:
         return None
     results = results_at_points(op, angle.y, angle.x, np.array([[0.0], [-1.0]]))
-    if results is None or results[0] > 1.0:
+    if results is None or results[0] > 1.0:  # pi where the branch is there, else 0
         return None
     for comparison in angle.ops:
         is_above = comparison.op_type == "greater" and comparison.x is angle.y and number(comparison.y) == 0
@@ -274,10 +277,6 @@ def narrowed_data(op: Operation) -> str:
         return ""
     reach = "may be any int32" if most >= 2**31 - 1 else f"reaches {most:.0f}"
     return f"%{cast.x.name} {reach}, and int16 ends at {LARGEST_INT16}"
-
-
-NARROWED = names("gather gather_along_axis gather_nd squeeze topk")
-"""Ops whose integers coremltools casts to 16 bits (its pass `add_int16_cast`)."""
 
 
 def narrowed_places(op: Operation) -> str:
@@ -310,17 +309,17 @@ def rounded_integers(op: Operation) -> str:
 
 def integers_behind(var: Var) -> list[Var] | None:
     """Return the integers that a float is computed from by limits and rounded division; None for others."""
-    integers, pending, seen = list[Var](), [var], set[Var]()
+    integers, pending, queued = list[Var](), [var], set[Var]()
     while pending:
-        if len(seen) > MOST_LIMITED:
+        if len(queued) > MOST_LIMITED:
             return None
         value = pending.pop()
         cast, limited = producer(value, "cast"), producer(value, *LIMITS)
         if cast is not None and np_dtype(cast.x).kind in "iu":
             integers.append(cast.x)
         elif limited is not None:
-            pending += [v for _, v in reversed(list(operands(limited))) if v not in seen]
-            seen.update(pending)
+            pending += [v for _, v in reversed(list(operands(limited))) if v not in queued]
+            queued.update(pending)
         elif not is_stored(value) or not _holds_integers(value):
             return None
     return integers
@@ -344,7 +343,7 @@ def rounded_away(op: Operation) -> str:
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
         if value is None or np.size(value) != 1 or (cast is not None and np_dtype(cast.x).kind == "b"):
-            continue
+            continue  # a mask may be multiplied by any constant
         size = abs(float(np.asarray(value).item()))
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
@@ -435,7 +434,7 @@ _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
 RESTORE = "restore_meaning"
 
 
-def epsilon(op: Operation) -> str:
+def late_epsilon(op: Operation) -> str:
     """Report a norm whose epsilon counts more than it should."""
     norm = grown_epsilon(op)
     if norm is None or norm.most_change < LEAST_CHANGE:
@@ -445,7 +444,7 @@ def epsilon(op: Operation) -> str:
     return f"{words}, which changes a row with a spike {most}"
 
 
-def branch(op: Operation) -> str:
+def lost_half_axis(op: Operation) -> str:
     """Report an atan2 that is wrong on the negative half of the x axis."""
     return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
@@ -466,7 +465,7 @@ RULES = (
         "the converted rms_norm first divides by the largest magnitude, and then adds the original epsilon. "
         "So the epsilon is too large by the square of this magnitude, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
-        test=lambda op, target: epsilon(op),
+        test=lambda op, target: late_epsilon(op),
         remedy=RESTORE,
         advice="divide the epsilon by the square of the scale",
     ),
@@ -476,7 +475,7 @@ RULES = (
         "torch.atan2 was converted without the branch y = 0: the DC and Nyquist bins get the phase 0 instead "
         "of pi",
         "FluidInference/mobius: pull request 50",
-        test=lambda op, target: branch(op),
+        test=lambda op, target: lost_half_axis(op),
         remedy=RESTORE,
         advice="compare y with greater_equal",
     ),

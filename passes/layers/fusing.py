@@ -196,8 +196,8 @@ class FuseClip(LayerRewrite):
     layers and their version. Without a lower bound `clip` gets the least fp32 number: only minus infinity
     differs, which becomes it.
 
-    Refuses when a blob that it would read is overwritten later. A blob that somebody else reads too ends the
-    row, and a row stays that has no more layers than what would come.
+    A blob that somebody else reads too, or that is overwritten later, ends the row. A row stays that has no
+    more layers than what would come.
 
     Why it helps: one layer or two in place of four, where an old converter wrote ReLU6; the
     gain was not measured. Activations and `unary` were reported on the ANE (hollance/neural-engine,
@@ -439,7 +439,7 @@ def _weighted_layer_before(site: Site) -> Node:
         source = "an input" if before is None else f"a layer {before.kind}"
         raise Refused(f"it comes after {source}, no convolution or inner product")
     if _sole_maker(site.network, site.node) is None:
-        raise Refused(f"what the {before.kind} makes is read elsewhere too")
+        raise Refused(f"what the {before.kind} makes is read elsewhere too, or its input is overwritten later")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:
         raise Refused("the channels of the inner product are the last axis, its own are axis -3")
     return before

@@ -249,4 +249,4 @@ def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:
     words = "weights 76.8 MB -> 128 MB and the expected time rises"
     assert _whole_clauses(words, 60) == words
     assert _whole_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
-    assert _whole_clauses(words, 20) == "weights 76.8 MB …"
+    assert _whole_clauses(words, 20) == "weights 76.8 MB -> …"

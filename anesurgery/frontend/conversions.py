@@ -777,8 +777,8 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
 
 
 @wrapper
-def _with_amounts_of_a_run(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of padding, to take amounts that the run computes: Core ML refuses them in `pad`."""
+def _with_dynamic_amounts(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of padding, to take amounts known only at run time, which Core ML refuses in `pad`."""
     x, pads = inputs_of(context, node)[:2]
     known = [known_value(v) for v in pads] if isinstance(pads, list) else [0]
     if None not in known and not any(isinstance(v, Var) for v in known):
@@ -787,7 +787,7 @@ def _with_amounts_of_a_run(host: Convert, context: Any, node: Any) -> None:
     place = 3 if node.kind == "pad" else 2
     mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
     if mode != "constant":
-        raise NotImplementedError(f"{node.name}: padding by amounts of a run, mode {mode}")
+        raise NotImplementedError(f"{node.name}: mode {mode} needs amounts that are known at conversion")
     value = known_value(argument(context, node, place, "value")) or 0.0
     for i, amount in enumerate(pads):
         if known[i] != 0:
@@ -1286,7 +1286,7 @@ def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
 
 
 def _with_any_padding(host: Convert) -> Convert:
-    return _with_amounts_of_a_run(with_circular_padding(_with_crops(host)))
+    return _with_dynamic_amounts(with_circular_padding(_with_crops(host)))
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {

@@ -114,7 +114,7 @@ SIZES_FIRST = Problem(
 """The first problem of a model of flexible size."""
 OF_SIZES = frozenset({RANGE.id, DISPUTED_RANGE.id, RANGE_ELSEWHERE.id})
 """Rules that say the same as `SIZES_FIRST`."""
-BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
+BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )", " and the ")
 """Patterns at which a line that is too long ends, the best first; else after a word. `--full` shows all."""
 LAST_WORD = 20
 """From this many letters on, a word at the end of a line is cut itself."""
@@ -122,15 +122,22 @@ WHAT_LENGTH = 56
 """The most letters of a problem's ops, so that its cause has room on their line."""
 
 
+def first_clauses(words: str, most: int, least: int = 0) -> str:
+    """Return the first clauses: more than `least`, at most `most` characters; "" where none ends there."""
+    for boundary in BOUNDARIES:
+        ends = [match.start() for match in re.finditer(boundary, words)]
+        if fitting := [end for end in ends if least < end <= most]:
+            return words[: fitting[-1]]
+    return ""
+
+
 def cut(words: str, style: str = "") -> Text:
     """Return a line that fits a terminal, ended at a clause if possible, and never before the cause."""
     if len(words) <= WIDTH:
         return plain(words, style)
     least = max(words.find(": ") + 2, WIDTH // 2)  # where the cause begins, but no short line
-    for boundary in BOUNDARIES:
-        ends = [match.start() for match in re.finditer(boundary, words)]
-        if fitting := [end for end in ends if least < end <= WIDTH]:
-            return plain(words[: fitting[-1]], style)
+    if shorter := first_clauses(words, WIDTH, least):
+        return plain(shorter, style)
     if " " in words[max(least, WIDTH - LAST_WORD) : WIDTH - 1]:
         return plain(f"{words[: words.rindex(' ', 0, WIDTH - 1)]} …", style)
     line = plain(words, style)

@@ -7,7 +7,6 @@ terminal, as text and in a notebook. `@draws` registers one that returns plain d
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.rewriting.session import Report as PassReport
 from anesurgery.show.console import WIDTH, plain, shows
-from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, first_clauses, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.terminal import unit_bars
@@ -225,15 +224,9 @@ def _left_out(refused: Mapping[str, Refusal]) -> Text:
     frame = f"Left out: {first} ()"
     more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
     room = max(WIDTH - len(frame + more), LEAST_REASON)
-    reason = _whole_clauses(refused[first].reason.removeprefix("undone: "), room)
+    why = refused[first].reason.removeprefix("undone: ")
+    reason = (len(why) > room and first_clauses(why, room)) or textwrap.shorten(why, room, placeholder=" …")
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
-
-
-def _whole_clauses(words: str, room: int) -> str:
-    """Return as many of the first clauses as fit into some characters; a part of the first where none fits."""
-    ends = [match.start() for match in re.finditer(r"[;,:] | and |$", words)]
-    fitting = [end for end in ends if end <= room]
-    return words[: fitting[-1]] if fitting else textwrap.shorten(words, room, placeholder=" …")
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:

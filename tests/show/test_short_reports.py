@@ -17,9 +17,8 @@ from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
-from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, fitted, on_a_screen
+from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, first_clauses, fitted, on_a_screen
 from anesurgery.show.report import Report, Table
-from anesurgery.show.surgeries import _whole_clauses
 
 WIDTH, LINES = 80, 14
 TARGET = "iPhone 13"
@@ -247,6 +246,5 @@ def test_what_was_tried_is_not_named_again() -> None:
 
 def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:
     words = "weights 76.8 MB -> 128 MB and the expected time rises"
-    assert _whole_clauses(words, 60) == words
-    assert _whole_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
-    assert _whole_clauses(words, 20) == "weights 76.8 MB -> …"
+    assert first_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
+    assert first_clauses(words, 20) == first_clauses(words, 40, least=30) == ""

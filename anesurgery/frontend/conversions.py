@@ -163,7 +163,7 @@ TRIANGULAR = {"triu": with_selected_triangle(upper=True), "tril": with_selected_
 def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
     x, by = inputs_of(context, node)[:2]
-    if not is_one(by):
+    if not is_one(by) or types.is_int(promoted([x, by])[0].dtype):
         host(context, node)
         return
     x, _ = promoted([x, by])

@@ -31,6 +31,7 @@ def filled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a remainder of one": lambda x: x % 1,
     "a remainder of one, by name": lambda x: torch.remainder(x, 1.0) * 2,
+    "a remainder of one, of whole numbers": lambda x: x.int() % 1,
     "a remainder of two": lambda x: x % 2,
     "an angle": lambda x: torch.atan2(Y, x),
     "an angle the other way": lambda x: torch.atan2(x, QUARTERS),

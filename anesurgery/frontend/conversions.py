@@ -694,6 +694,18 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
 
 
+@wrapper
+def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.eye(n, m, dtype=...)`: coremltools' own always gives floats, even for a mask."""
+    given = inputs_of(context, node)
+    *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
+    if known_value(code) in COMPLEX_CODES:
+        host(context, node)
+        return
+    eye = np.eye(*(int(known_value(size)) for size in sizes), dtype=np.float32)
+    context.add(mb.cast(x=eye, dtype=_dtype(code, "fp32"), name=node.name))
+
+
 def _filled(context: Any, node: Any) -> None:
     """Convert `full_like(x, value)`, `x.fill(value)` or `x.new_full(size, value)`.
 
@@ -1276,6 +1288,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
     **dict.fromkeys(("copy", "expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
+    **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),

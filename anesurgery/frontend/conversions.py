@@ -696,7 +696,7 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
 
 @wrapper
 def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `torch.eye(n, m, dtype=...)`: coremltools' own always gives floats, even for a mask."""
+    """Wrap the converter of `torch.eye(n, m, dtype=...)`: coremltools' own gives floats, for masks too."""
     given = inputs_of(context, node)
     *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
     if known_value(code) in COMPLEX_CODES:

@@ -99,9 +99,9 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         apart = _largest_difference(traced(*values), made.values())
     if apart > TRACED:
         warn(
-            f"{_module_words(module)} gives other numbers when it is traced ({apart:.2g} of their range): it asks "
-            "whether it is traced, or draws random numbers, and the model does what the trace does; if it "
-            "makes masks itself, give them as inputs"
+            f"{_module_words(module)} gives other numbers when it is traced ({apart:.2g} of their range): it "
+            "asks whether it is traced, or draws random numbers, and the model does what the trace does; if "
+            "it makes masks itself, give them as inputs"
         )
     if changed:
         warn(

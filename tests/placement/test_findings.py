@@ -373,7 +373,7 @@ FROM_THE_CATALOGUE = {
     "num-points": "lies up to 0.12 pixels off in an image of 1024",
     "num-exp-range": "overflows above 11.09",
     "num-atan": "0 / 0 is NaN",
-    "num-gather-nd": "of the run",
+    "num-gather-nd": "known only at run time",
     "num-mean": "a mean of 1048576 values",
     "num-qdq": "is quantized by another scale",
     "num-shares": "of 4096 keys",

@@ -124,7 +124,7 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    gain = _takes("the repair in the [tutorial](tutorial.md) takes its image network", device, surgery.time)
+    gain = _takes("the repair in the [tutorial](tutorial.md) takes a small image network", device, surgery.time)
     return f"{gain}. On our test inputs, the outputs are identical."
 
 

@@ -58,7 +58,7 @@ _reported = partial(Rule, grade=Grade.REPORTED)
 EMBEDDING = _reported(
     "embedding-uint16",
     names("gather"),
-    "a gather at uint16 indices of the run was reported on the engine, while one at int16 was refused",
+    "a gather at uint16 indices of run time was reported on the engine, while one at int16 was refused",
     ANEMLL,
     test=lambda op, target: when.lookup(op, target) if _has_uint16_indices(op) else "",
     scope=UNSIGNED,
@@ -133,8 +133,8 @@ def dynamic_weights(op: Operation, target: Target) -> str:
 DYNAMIC_WEIGHTS = _reported(
     "conv-dynamic-weight",
     names("conv"),
-    "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max; "
-    "through Core ML a single image was placed on an M4",
+    "weights computed at run time and more than one image made the compiler crash on M1, and were ignored on "
+    "M3 Max; through Core ML a single image was placed on an M4",
     GUIDE,
     test=dynamic_weights,
     scope=Scope(frozenset({13, 15}), via="compiler"),
@@ -469,7 +469,7 @@ FORBIDDEN: tuple[Rule, ...] = (
     _row(
         "embedding",
         "gather",
-        "a gather at indices of the run is refused",
+        "a gather at indices known only at run time is refused",
         lookup_not_uint16,
         advice=ROWS_OUTSIDE,
         remedy="embedding_matmul",
@@ -478,7 +478,7 @@ FORBIDDEN: tuple[Rule, ...] = (
     _row(
         "gather-runtime",
         "gather",
-        "a gather at indices of the run is refused",
+        "a gather at indices known only at run time is refused",
         indices_not_uint16,
         advice="make the indices constant, or gather on the host",
         remedy="one_hot_lookup",

@@ -405,7 +405,7 @@ def runtime_rows(op: Operation, target: Target) -> str:
     """Report a gather_nd in fp16 at dynamic indices."""
     if constant(op.indices) is not None or not _is_half(op):
         return ""
-    return f"rows at the indices %{op.indices.name} of the run"
+    return f"rows at indices known only at run time, %{op.indices.name}"
 
 
 def scale_after(op: Operation, target: Target) -> str:
@@ -980,7 +980,7 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-gather-nd",
         frozenset({"gather_nd"}),
-        "at indices of the run it gave zeros on the engine, and was right on the CPU and the GPU",
+        "with indices computed at run time it gave zeros on the engine, and was right on the CPU and the GPU",
         "john-rocky/CoreML-LLM (iPhone 17 Pro)",
         test=runtime_rows,
         grade=Grade.REPORTED,

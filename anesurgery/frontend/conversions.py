@@ -789,6 +789,47 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
 
 
 @wrapper
+def _with_amounts_of_a_run(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of padding, to take amounts that the run computes: Core ML refuses them in `pad`."""
+    x, pads = inputs_of(context, node)[:2]
+    known = [known_value(v) for v in pads] if isinstance(pads, list) else [0]
+    if None not in known and not any(isinstance(v, Var) for v in known):
+        host(context, node)
+        return
+    place = 3 if node.kind == "pad" else 2
+    mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
+    if mode != "constant":
+        raise NotImplementedError(f"{node.name}: padding by amounts of a run, mode {mode}")
+    value = known_value(argument(context, node, place, "value")) or 0.0
+    for i, amount in enumerate(pads):
+        if known[i] != 0:
+            x = _lengthened(x, x.rank - 1 - i // 2, amount, value, in_front=i % 2 == 0)
+    context.add(mb.identity(x=x, name=node.name))
+
+
+def _lengthened(x: Var, axis: int, amount: Any, value: float, in_front: bool) -> Var:
+    """Return a value with an amount of numbers at one end of an axis; a negative amount cuts."""
+    if isinstance(amount, Var) and amount.rank == 0:
+        amount = mb.expand_dims(x=amount, axes=[0])
+    elif not isinstance(amount, Var):
+        amount = np.array([amount], np.int32)
+    added = mb.add(x=mb.maximum(x=amount, y=np.int32(0)), y=np.int32(1))  # one more, so that it is never empty
+    sizes, others = mb.shape(x=x), [np.zeros(n, np.int32) for n in (axis, x.rank - 1 - axis)]
+    before = [mb.slice_by_size(x=sizes, begin=[0], size=[axis])] if axis else []
+    after = [mb.slice_by_size(x=sizes, begin=[axis + 1], size=[-1])] if axis + 1 < x.rank else []
+    shape = mb.concat(values=[*before, added, *after], axis=0)
+    filled = mb.fill(shape=shape, value=np_dtype(x).type(value))
+    joined = mb.concat(values=[filled, x] if in_front else [x, filled], axis=axis)
+    cut = mb.sub(x=added, y=amount) if in_front else mb.sub(x=amount, y=added)
+    ends = mb.concat(values=[others[0], cut, others[1]], axis=0)
+    free, rest = [True] * x.rank, [a != axis for a in range(x.rank)]
+    begin, end = (ends, [0] * x.rank) if in_front else ([0] * x.rank, ends)
+    masks = {"begin_mask": rest if in_front else free, "end_mask": free if in_front else rest}
+    kept: Var = mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
+    return kept
+
+
+@wrapper
 def _with_sizes(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.linspace`, to take sizes, which a trace holds as tensors of one element."""
     ends = [known_value(v) for v in inputs_of(context, node)[:3]]
@@ -1256,6 +1297,10 @@ def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
     return lambda host: with_complex_products(host if own is None else own(host))
 
 
+def _with_any_padding(host: Convert) -> Convert:
+    return _with_amounts_of_a_run(with_circular_padding(_with_crops(host)))
+
+
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
@@ -1277,7 +1322,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
     "masked_fill": lambda host: with_complex_choice(_with_wide_masks(host)),
-    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: with_circular_padding(_with_crops(host))),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _with_any_padding),
     "remainder": with_remainder_by_one,
     "atan2": lambda _: atan2,
     "logcumsumexp": lambda _: logcumsumexp,

@@ -175,12 +175,13 @@ def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
 def _merged(one: Problem, other: Problem) -> Problem:
     """Return two problems of the same ops as one; of a wrong and another, the wrong one counts.
 
-    Words about numbers replace those about time that no pass goes with.
+    Words about numbers replace those about time that no pass goes with, or the same one.
     """
     if other.wrong and not one.wrong:
         return other
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
-    if (one.kind, other.kind) == ("speed", "numeric") and not one.remedies:
+    same_pass = set(one.remedies) <= set(other.remedies)
+    if (one.kind, other.kind) == ("speed", "numeric") and same_pass:
         return replace(other, remedies=remedies)
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
@@ -293,13 +294,22 @@ def on_a_screen(
     report = replace(report, parts=[part for part in report.parts if part])
     room = SCREEN - len(as_text(report).splitlines()) - 1  # lines, without that of the title
     problems = [] if inspection is None else [*filter(None, (_without(p, tried) for p in costs(inspection)))]
-    shown = problems[: max(0, min(MOST, room // 2))]  # each has two lines, or three if there is room
+    shown = _first(problems, max(0, min(MOST, room // 2)))  # each has two lines, or three if there is room
     lines: list[Text] = []
     for number, problem in enumerate(shown, 1):
         spare = room - len(lines) - 2 * (len(shown) - number + 1)
         lines += problem.lines(number, repair, two_lines=spare > 0)
     below = [Line(title, "bold"), *lines] if lines else []
     return replace(report, parts=[*report.parts, *below])
+
+
+def _first(problems: list[Problem], most: int) -> list[Problem]:
+    """Return the first problems; if none is about numbers, the last place goes to the first that is."""
+    shown, rest = problems[:most], problems[most:]
+    if most < MOST or any(problem.kind == "numeric" or problem.wrong for problem in shown):
+        return shown
+    numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
+    return [*shown[:-1], *numbers[:1]] if numbers else shown
 
 
 ROWS = 4

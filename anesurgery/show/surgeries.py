@@ -7,6 +7,7 @@ terminal, as text and in a notebook. `@draws` registers one that returns plain d
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -224,8 +225,15 @@ def _left_out(refused: Mapping[str, Refusal]) -> Text:
     frame = f"Left out: {first} ()"
     more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
     room = max(WIDTH - len(frame + more), LEAST_REASON)
-    reason = textwrap.shorten(refused[first].reason.removeprefix("undone: "), room, placeholder=" …")
+    reason = _whole_clauses(refused[first].reason.removeprefix("undone: "), room)
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
+
+
+def _whole_clauses(words: str, room: int) -> str:
+    """Return as many of the first clauses as fit into some characters; a part of the first where none fits."""
+    ends = [match.start() for match in re.finditer(r"[;,:] | and |$", words)]
+    fitting = [end for end in ends if end <= room]
+    return words[: fitting[-1]] if fitting else textwrap.shorten(words, room, placeholder=" …")
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:

@@ -100,6 +100,37 @@ def test_a_module_may_take_any_number_of_tensors(inputs: Any, names: list[str]) 
     assert_close(found, Rest()(*map(torch.tensor, given.values())).numpy(), rtol=2e-2)
 
 
+class ByKind(nn.Module):
+    """Parameters that are given by place alone, and by name alone."""
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, z: float = 2.0, /, *rest: torch.Tensor, s: Any = 0
+    ) -> torch.Tensor:
+        """Each counts another number of times."""
+        return x - z * (0 if y is None else y) + sum(rest) * 3 - s
+
+
+@pytest.mark.parametrize(
+    ("inputs", "signs"),
+    [
+        ([IMAGE], {"x": 1}),
+        ({"y": IMAGE + 1, "x": IMAGE}, {"x": 1, "y": -2}),
+        ({"s": IMAGE + 1, "x": IMAGE}, {"x": 1, "s": -1}),
+    ],
+)
+def test_parameters_may_be_by_place_or_by_name_alone(inputs: Any, signs: dict[str, int]) -> None:
+    model, given = convert_module(ByKind(), inputs)
+    assert given is not None
+    assert set(given) == set(signs)
+    (found,) = ane.run(model, given).values()
+    assert_close(found, sum(sign * given[name] for name, sign in signs.items()), rtol=2e-2)
+
+
+def test_a_gap_before_an_input_that_is_given_by_place_is_refused() -> None:
+    with pytest.raises(SurgeryError, match="inputs: y is missing, and comes before other; give both"):
+        convert_module(ByKind(), {"x": IMAGE, "other": IMAGE})
+
+
 class Unrolled(nn.Module):
     """Windows of 2x2 pixels side by side, as Hiera cuts its image."""
 

@@ -163,7 +163,7 @@ TRIANGULAR = {"triu": with_selected_triangle(upper=True), "tril": with_selected_
 def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
     x, by = inputs_of(context, node)[:2]
-    if not is_one(by):
+    if not is_one(by) or types.is_int(promoted([x, by])[0].dtype):
         host(context, node)
         return
     x, _ = promoted([x, by])
@@ -692,6 +692,18 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     value = {"zeros_like": 0.0, "ones_like": 1.0}[node.kind]
     filled = mb.fill(shape=mb.shape(x=inputs_of(context, node)[0]), value=value)
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
+
+
+@wrapper
+def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.eye(n, m, dtype=...)`: coremltools' own gives floats, for masks too."""
+    given = inputs_of(context, node)
+    *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
+    if known_value(code) in COMPLEX_CODES:
+        host(context, node)
+        return
+    eye = np.eye(*(int(known_value(size)) for size in sizes), dtype=np.float32)
+    context.add(mb.cast(x=eye, dtype=_dtype(code, "fp32"), name=node.name))
 
 
 def _filled(context: Any, node: Any) -> None:
@@ -1321,6 +1333,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
     **dict.fromkeys(("copy", "expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
+    **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),

@@ -10,7 +10,7 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from inspect import Parameter
 from typing import Any
@@ -35,6 +35,8 @@ NO_INPUTS = (
 )
 BRANCHES = ("torch.jit.trace a dynamo-optimized function", "Only torch.Tensor attr handled yet")
 """What torch's tracer and coremltools say of functions as operands, as `torch.cond` has."""
+TRACED = 1e-2
+"""Of the range of an output: what differs by more after a trace is no rounding."""
 STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
 """Torch dtype of an input -> dtype in Core ML; float32 for all others."""
 
@@ -79,17 +81,30 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         )
     call = _Call(module, example)
     values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
+    ran = False
     try:
         with _buffers_kept(module) as changed:
             made = call.outputs(values)
+        ran = True
         with warnings.catch_warnings(), _buffers_kept(module):
             warnings.simplefilter("ignore")  # of the tracer, about what stays constant
             trace: Any = torch.jit.trace
             traced = trace(call, tuple(values), check_trace=False)
     except Exception as error:  # a module raises what it likes
-        raise LoadError(
-            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {_said(error)}"
-        ) from error
+        failed = (
+            "runs on the inputs, but torch.jit.trace cannot trace it; try the program of torch.export.export"
+            if ran
+            else "does not run on the inputs"
+        )
+        raise LoadError(f"{_module_words(module)} {failed}: {_said(error)}") from error
+    with _buffers_kept(module):
+        apart = _largest_difference(traced(*values), made.values())
+    if apart > TRACED:
+        warn(
+            f"{_module_words(module)} gives other numbers when it is traced ({apart:.2g} of their range): it "
+            "asks whether it is traced, or draws random numbers, and the model does what the trace does; if "
+            "it makes masks itself, give them as inputs"
+        )
     if changed:
         warn(
             f"{_module_words(module)} writes to its buffers ({', '.join(changed)}): the model keeps no such "
@@ -97,6 +112,18 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         )
     inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
     return _convert(traced, target, module, inputs=inputs, outputs=[ct.TensorType(n) for n in made])
+
+
+def _largest_difference(values: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """Return the largest difference of finite numbers, as a share of the range of the expected ones."""
+    largest = 0.0
+    for value, other in zip(values, expected, strict=True):
+        if other.is_floating_point() and other.numel():
+            known, zero = other.isfinite(), torch.zeros_like(other)
+            gap = torch.where(known, value - other, zero).abs().max().nan_to_num(torch.inf)
+            low, high = torch.where(known, other, zero).aminmax()
+            largest = max(largest, float(gap / (high - low).clamp(min=1e-6)))
+    return largest
 
 
 class _Call(torch.nn.Module):
@@ -130,13 +157,14 @@ class _Call(torch.nn.Module):
         """Return the tensors in the module's output, in order."""
         return tuple(v for v in _pytree.tree_leaves(self._call_module(values)) if isinstance(v, torch.Tensor))
 
-    def outputs(self, values: Sequence[torch.Tensor]) -> list[str]:
-        """Return a name for each output."""
+    def outputs(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return each output by a name."""
         paths, _ = _pytree.tree_flatten_with_path(self._call_module(values))
-        names = [_pytree.keystr(path) for path, value in paths if isinstance(value, torch.Tensor)]
-        words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+        made = [(_pytree.keystr(path), value) for path, value in paths if isinstance(value, torch.Tensor)]
+        words = [re.sub(r"\W+", "_", name).strip("_") for name, _ in made]
         named = [word if word and not word[0].isdigit() else f"output_{word}".rstrip("_") for word in words]
-        return [f"{name}_out" if name in self.names else name for name in named]
+        names = [f"{name}_out" if name in self.names else name for name in named]
+        return dict(zip(names, (value for _, value in made), strict=True))
 
 
 def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,7 +214,7 @@ def test_a_target_after_the_inputs_counts() -> None:
         ({"z": IMAGE}, "the module takes no 'z'; it takes x, mask"),
         ("image.npy", "a str is no tensor and no array"),
         (torch.tensor(3.0), "x has no axes, and Core ML takes no such input; give it the shape (1,)"),
-        (torch.zeros(1, 4), "Scores does not run on the inputs, or cannot be traced: "),
+        (torch.zeros(1, 4), "Scores does not run on the inputs: "),
     ],
 )
 def test_bad_inputs_are_explained(inputs: Any, words: str) -> None:
@@ -357,3 +358,50 @@ def test_an_error_of_the_converter_without_words_names_the_operation() -> None:
     node = SimpleNamespace(kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
     with pytest.raises(AssertionError, match="without a reason .converting clamp_min"):
         frontend._naming_module(fails)(None, node)
+
+
+class Traced(nn.Module):
+    """Gives `change` more where it is traced."""
+
+    def __init__(self, change: float) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        jit: Any = torch.jit
+        return x + self.change if jit.is_tracing() else x * 1
+
+
+def test_a_trace_with_other_numbers_is_told() -> None:
+    with pytest.warns(
+        SurgeryWarning, match=r"Traced gives other numbers when it is traced \(0\.5 of their range"
+    ):
+        convert_module(Traced(1.0), torch.tensor([[0.0, 2.0, torch.inf]]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Traced gives other numbers")
+        convert_module(Traced(1e-4), torch.tensor([[0.0, 2.0, torch.inf]]))
+
+
+class Hidden(torch.autograd.Function):
+    """Calls layers that the tracer does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> Any:
+        return layer(x)
+
+
+class Hiding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        apply: Any = Hidden.apply
+        return apply(x, self.layer)
+
+
+def test_what_only_export_follows_is_told() -> None:
+    module, x = Hiding().eval().requires_grad_(False), torch.randn(2, 4)
+    with pytest.raises(LoadError, match=r"Hiding runs on the inputs, but torch\.jit\.trace .* torch\.export"):
+        convert_module(module, x)
+    convert_module(torch.export.export(module, (x,)), None)

@@ -88,8 +88,8 @@ class LengthUse:
     kind: Use = Use.ALIKE
     constants: tuple[int, ...] = ()
     """The integers that a length may meet, ascending."""
-    reach: int = 0
-    """For local ops: windows and indices reach no constant beyond this length."""
+    places: tuple[tuple[int, ...], ...] = ()
+    """The constants of the local ops of each side, as often as they occur: 2 places on one axis may add up."""
     period: int = 1
     """For local ops: two lengths are used alike if they have the same remainder modulo this."""
     sizes: tuple[Any, ...] = ()
@@ -102,6 +102,14 @@ class LengthUse:
     """The sizes whose numbers are compared."""
     other_tables: bool = False
     """Whether one side looks up a row of a table by length that the other side does not have."""
+
+    @property
+    def reach(self) -> int:
+        """The length beyond which the places of local ops meet nothing new.
+
+        It is an upper bound, as if all strides came first: behind a stride of 2, a kernel of 3 reaches over 6.
+        """
+        return self.period * max(map(sum, self.places), default=0)
 
     def renamed(self, symbols: Mapping[Any, Any]) -> LengthUse:
         """Return the use with other symbols in its sizes: old symbol -> new symbol."""
@@ -127,6 +135,8 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     kind = Use.SCALED if any(_scales(op, numbers) for op in computed) else max(map(_use_of_op, other_ops))
     # numbers made of lengths meet the constants of any op; the places of local ops meet only their own
     constants = {op: _constants(op) for op in (other_ops if kind is Use.LOCAL else computed)}
+    local = {op for op in other_ops if _use_of_op(op) is Use.LOCAL}
+    # strides of one side multiply; both sides are alike after a common multiple of their periods
     period = math.lcm(*(math.prod(_period(op) for op in ops if op in other_ops) for ops in by_side))
     used = [v for op in other_ops for v in (*reads(op), *op.outputs)]
     compared = [_compared_sizes(op, numbers) for op in computed]
@@ -134,8 +144,7 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     return LengthUse(
         kind=kind,
         constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
-        # an upper bound, as if all strides came first: behind a stride of 2, a kernel of 3 reaches over 6
-        reach=period * max(sum(sum(constants.get(op, ())) for op in ops) for ops in by_side),
+        places=tuple(tuple(n for op in ops if op in local for n in _constants(op)) for ops in by_side),
         period=period,
         sizes=tuple({d: None for v in used for d in sizes_of(v) if is_symbolic(d)}),
         # `|` of two counters keeps the larger count of each number
@@ -252,12 +261,12 @@ def _sums_bounded(op: Operation) -> bool:
 
 
 def _offsets(op: Operation) -> list[int]:
-    """Return what an op adds to a number, but for 1: `trial_lengths` tries the neighbours of all constants."""
+    """Return what an op adds to a number."""
     if op.op_type not in ("add", "sub", "range_1d"):  # not safe to forget
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
     whole = (n for value in values if value is not None for n in _whole_numbers(op, np.asarray(value)))
-    return [abs(n) for n in whole if abs(n) > 1]
+    return [abs(n) for n in whole if n]
 
 
 TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
@@ -410,6 +419,8 @@ LOCAL_OPS = CONVOLUTIONS | names(
 """Ops whose constants say which places along an axis they read or make. Safe to forget."""
 STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
 """Parameters that divide or multiply the length: the remainder by them matters. Not safe to forget."""
+STEPS = STRIDE_PARAMETERS | names("dilations")
+"""Parameters that say how far apart places are: by 1, they change none."""
 WITHOUT_LIMITS = names(
     "axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims "
     "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
@@ -442,7 +453,7 @@ def _period(op: Operation) -> int:
     if op.op_type == "reshape":
         return _reshape_ratio(op) or 1
     steps = [abs(n) for name, _ in operands(op) if name in STRIDE_PARAMETERS for n in ints(op, name)]
-    return max(steps, default=1)
+    return math.lcm(*steps)
 
 
 def _constants(op: Operation) -> list[int]:
@@ -451,15 +462,21 @@ def _constants(op: Operation) -> list[int]:
     for inner in (op, *nested_ops(op)):
         if inner.op_type in CONVOLUTIONS:
             integers += _kernel_reach(inner)
-        # joined parts shift each other; an op that is neither local nor alike may compare any size
-        takes_sizes = inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner))
-        for var in (v for name, v in operands(inner) if name not in WITHOUT_LIMITS):
-            stored = is_stored(var)
-            if stored and (value := constant(var)) is not None and not isinstance(value, str):
-                integers += _whole_numbers(inner, np.asarray(value))
-            elif stored or takes_sizes:
-                integers += sizes_of(var)
-    return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
+        integers += [n for name, v in operands(inner) for n in _integers_of(inner, name, v)]
+    return [abs(int(n)) for n in integers if not is_symbolic(n) and n]
+
+
+def _integers_of(op: Operation, name: str, var: Var) -> Iterable[Any]:
+    """Return the integers of one operand that a place or a number may meet, or sizes, which may be symbolic."""
+    value = constant(var)
+    if name in WITHOUT_LIMITS or isinstance(value, str):
+        return []
+    if is_stored(var) and value is not None:
+        integers = _whole_numbers(op, np.asarray(value))
+        return [n for n in integers if n != 1] if name in STEPS else integers
+    # joined parts shift each other; an op that is neither local nor alike may compare any size
+    takes_sizes = op.op_type in JOINING or not (op.op_type in LOCAL_OPS or _is_alike(op))
+    return sizes_of(var) if takes_sizes or is_stored(var) else []
 
 
 def _kernel_reach(op: Operation) -> list[int]:
@@ -470,7 +487,7 @@ def _kernel_reach(op: Operation) -> list[int]:
 
 
 def _whole_numbers(op: Operation, values: Array) -> list[int]:
-    """Return the whole numbers of a constant, and its lengths.
+    """Return the numbers of a constant, rounded down and up, and its lengths.
 
     Of a parameter with a number for each axis, only those of dynamic axes are returned.
     """
@@ -485,4 +502,4 @@ def _whole_numbers(op: Operation, values: Array) -> list[int]:
         per_axis = len(values) // op.x.rank
         values = np.array([n for i, n in enumerate(values) if is_symbolic(op.x.shape[i // per_axis])])
     kept = [n for n in map(float, values.ravel()) if abs(n) < LONGEST_DRAWN]  # no axis is longer
-    return lengths + [int(n) for n in kept if n == int(n)]
+    return lengths + [whole for n in kept for whole in dict.fromkeys((math.floor(n), math.ceil(n)))]

@@ -145,13 +145,26 @@ def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Arra
         counts: how often each counts.
         parts: the number of means.
     """
-    gaps = np.gradient(distinct)
-    position = np.cumsum(np.cbrt(counts * gaps**2))
-    part_of = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
+    shares = np.cbrt(counts * np.gradient(distinct) ** 2)  # the density of scalars is counts / gaps
+    shares = np.minimum(shares, _largest_share(shares, parts))
+    ends = np.cumsum(shares)
+    part_of = np.minimum(((ends - shares / 2) / ends[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(part_of, counts)
     is_used = total > 0
     means = np.bincount(part_of, counts * distinct)[is_used] / total[is_used]
     return means[:, None], total[is_used]
+
+
+def _largest_share(shares: Array, parts: int) -> float:
+    """Return the limit of shares that is 1 / parts of their sum once they are limited.
+
+    No scalar then takes more than one of the parts, however far it is from the others.
+    """
+    ascending = np.sort(shares)
+    # the sum of all but the last m shares, for m from 0 to parts - 1; each of these m is the limit itself
+    sums = np.cumsum(ascending)[: -parts - 1 : -1]
+    limits = sums / np.arange(parts, 0, -1)
+    return float(limits[np.argmax(ascending[: -parts - 1 : -1] <= limits)])
 
 
 def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:

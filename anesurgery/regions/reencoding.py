@@ -35,7 +35,7 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
     if not is_compressed(var):
         kind = _integer_range(var)
         rounded = numbers if kind is None else np.clip(np.rint(numbers), *kind)
-        return rounded.astype(types.nptype_from_builtin(var.dtype))
+        return _cast(rounded, types.nptype_from_builtin(var.dtype))
     assert var.op is not None
     if var.op.op_type not in FORMS:
         raise Refused(f"%{var.name} is stored as {var.op.op_type}, in which no numbers are encoded again")
@@ -44,6 +44,19 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
         raise Refused(f"%{var.name} of shape {edit.shape} became {np.shape(numbers)}")
     form = FORMS[var.op.op_type](var.op, np.asarray(numbers, np.float64), edit)
     return Result(form, var.op.outputs.index(var))
+
+
+def _cast(numbers: Array, dtype: Any) -> Array:
+    """Return numbers in a dtype.
+
+    Raises:
+        Refused: a finite number would be infinite.
+    """
+    with np.errstate(over="ignore"):
+        cast = np.asarray(numbers.astype(dtype))
+    if not np.isfinite(cast[np.isfinite(numbers)]).all():
+        raise Refused(f"a number of {np.abs(numbers[np.isinf(cast)]).max():.3g} is beyond {np.dtype(dtype)}")
+    return cast
 
 
 def numbers_of(part: Part) -> Array:
@@ -223,7 +236,7 @@ def _quantized_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> t
     blocks, scales = edit.of_blocks(op.scale.shape).result, np.asarray(op.scale.val)
     zeros, cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
     new = _quantized(cells, kind, zeros, scales.dtype)
-    if edit.keeps and np.size(data.val) == numbers.size:  # a sparse form has fewer integers than numbers
+    if edit.keeps and np.shape(data.val) == numbers.shape:  # a sparse form has integers in a row
         old_zero = np.zeros_like(new.zero) if zeros is None else zeros.ravel().astype(np.float64)
         old_integers = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
         new = _rescaled_or_new(cells, _Quantized(old_integers, scales.ravel(), old_zero), new)
@@ -250,7 +263,7 @@ def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
     growth = np.where((before > 0) & (after > 0), after / np.where(before > 0, before, 1), 1)
     scales = np.asarray(op.scale.val)
     scale = blocks.apply(scales).astype(np.float64) * growth.reshape(blocks.result)
-    parts: dict[str, Part] = {"scale": scale.astype(scales.dtype)}
+    parts: dict[str, Part] = {"scale": _cast(scale, scales.dtype)}
     inner = numbers / _repeated_over_blocks(parts["scale"], edit.result)
     if (offset := op.inputs.get("offset")) is not None:
         parts["offset"] = edited(offset, blocks)
@@ -279,7 +292,7 @@ def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
     tables, (places,) = clustered([numbers.reshape(-1, 1)], int(table.size))
-    lut = tables.reshape(-1).astype(table.dtype)
+    lut = _cast(tables.reshape(-1), table.dtype)
     shape = np.array(edit.result, np.uint32)
     return Form(
         op.op_type, {"indices": sub_byte.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
@@ -330,7 +343,7 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
             raise Refused(f"the numbers of %{op.outputs[0].name} are compressed apart from their mask")
         encoded = MASKED[inner.op.op_type](inner.op, numbers, edit)
         return Form(op.op_type, {"nonzero_data": Result(encoded, 1), "mask": Result(encoded, 0)})
-    data = numbers.astype(np.asarray(inner.val).dtype)
+    data = _cast(numbers, np.asarray(inner.val).dtype)
     mask, data = data != 0, data[data != 0]
     if op.inputs.get("shape") is None:
         return Form(

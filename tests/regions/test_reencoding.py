@@ -298,3 +298,44 @@ def test_an_edit_that_the_form_cannot_hold(how: str) -> None:
     (found,) = session.recoded.values()
     assert (found.before, found.after) == (stored_bytes(weight), stored_bytes(made))
     assert 60 < found.psnr < 100 if how == "reencode" else found.psnr == math.inf
+
+
+def test_a_number_far_from_all_others_takes_one_entry() -> None:
+    """The wrong version gives it so many of the means that the others have too few left."""
+    rows = 0.01 * np.random.default_rng(6).standard_normal((20000, 1))
+    error = _off(rows, 256)
+    for far in (1e2, 1e4, 1e6):
+        assert clustered([np.append(rows, [[far]], axis=0)], 256)[0].shape == (1, 256, 1)
+        assert _off(np.append(rows, [[far]], axis=0), 256) <= 1.02 * error
+
+
+def test_a_sparse_form_without_zeros_takes_other_numbers() -> None:
+    def make() -> Var:
+        data: Array = np.arange(1, 17).astype(np.int8)
+        bits = np.ones((4, 4), np.uint8).view(types.np_uint1_dtype)
+        mask, kept = mb.constexpr_sparse_blockwise_shift_scale(
+            data_mask=bits, nonzero_data=data, scale=ones(1, 1)
+        )
+        return mb.constexpr_sparse_to_dense(nonzero_data=kept, mask=mask)
+
+    _, weight = weight_of(make, True)
+    wanted = 2 * np.asarray(decoded(weight), np.float64)
+    np.testing.assert_allclose(numbers_of(encoded(weight, wanted)), wanted, rtol=1e-3)
+
+
+FULL: dict[str, Callable[[], Var]] = {
+    "plain": lambda: mb.identity(x=halves(1, *SHAPE)).op.x,
+    "packed palette": packed_palette,
+    "packed sparse": packed_sparse,
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", FULL)
+def test_numbers_beyond_the_type_are_refused(name: str) -> None:
+    _, weight = weight_of(FULL[name], False)
+    with pytest.raises(Refused, match=r"1e\+05 is beyond float16"):
+        encoded(weight, np.full(SHAPE, 1e5))
+    infinite = np.where(numbers() > 0, np.inf, numbers())
+    if name != "packed palette":
+        assert np.isinf(numbers_of(encoded(weight, infinite))).sum() == np.isinf(infinite).sum()

@@ -324,7 +324,7 @@ def test_a_sparse_form_without_zeros_takes_other_numbers() -> None:
 
 
 FULL: dict[str, Callable[[], Var]] = {
-    "plain": lambda: mb.identity(x=halves(1, *SHAPE)).op.x,
+    "plain": lambda: mb.const(val=halves(1, *SHAPE)),
     "packed palette": packed_palette,
     "packed sparse": packed_sparse,
 }

@@ -16,7 +16,7 @@ from anesurgery.errors import Refused
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import DECODERS
 from anesurgery.mil import Array, Operation, Var, is_compressed, operands, types
-from anesurgery.regions.clusters import clustered
+from anesurgery.regions.clusters import nearest, tables_of
 from anesurgery.regions.compressed_weights import Form, Part, Result, decoded, edited
 from anesurgery.regions.weight_edits import Edit
 
@@ -291,11 +291,13 @@ def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode the iOS 16 form: one table for all, and packed indices."""
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
-    tables, (places,) = clustered([numbers.reshape(-1, 1)], int(table.size))
+    rows = numbers.reshape(-1, 1)
+    tables = tables_of([rows], int(table.size))
     lut = _cast(tables.reshape(-1), table.dtype)
     shape = np.array(edit.result, np.uint32)
     return Form(
-        op.op_type, {"indices": sub_byte.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
+        op.op_type,
+        {"indices": sub_byte.pack(nearest(rows, tables[0]).astype(np.uint8), bits), "lut": lut, "shape": shape},
     )
 
 
@@ -315,13 +317,11 @@ def _find_tables(
     sides = [_split_into_blocks(part, blocks) for part in _vector_components(numbers, axis, width)]
     masks = _split_into_blocks(np.any([*_vector_components(mask, axis, width)], axis=0), blocks)
     rows = [np.stack([s[i][masks[i]] for s in sides], axis=1) for i in range(len(masks))]
-    tables, _ = clustered(rows, entries)
-    lut = encoded(op.lut, tables.reshape(*blocks, entries, width))
+    lut = encoded(op.lut, tables_of(rows, entries).reshape(*blocks, entries, width))
     table_values = np.asarray(numbers_of(lut), np.float64).reshape(-1, entries, width)
-    _, places = clustered(rows, entries, table_values)
     cells = np.zeros(masks.shape, np.uint8)
-    for group, indices_of_group in enumerate(places):
-        cells[group][masks[group]] = indices_of_group
+    for group, table in enumerate(table_values):
+        cells[group][masks[group]] = nearest(rows[group], table)
     packed = _join_blocks(cells, blocks, shape).view(np.asarray(indices.val).dtype)
     return packed, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
 

@@ -33,8 +33,8 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
         Refused: that form cannot hold them; the message says why.
     """
     if not is_compressed(var):
-        kind = _integer_range(var)
-        rounded = numbers if kind is None else np.clip(np.rint(numbers), *kind)
+        integer_range = _integer_range(var)
+        rounded = numbers if integer_range is None else np.clip(np.rint(numbers), *integer_range)
         return _cast(rounded, types.nptype_from_builtin(var.dtype))
     assert var.op is not None
     if var.op.op_type not in FORMS:
@@ -341,29 +341,27 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
     if is_compressed(inner):
         if not is_compressed(op.mask) or inner.op.op_type not in MASKED:
             raise Refused(f"the numbers of %{op.outputs[0].name} are compressed apart from their mask")
-        encoded = MASKED[inner.op.op_type](inner.op, numbers, edit)
-        return Form(op.op_type, {"nonzero_data": Result(encoded, 1), "mask": Result(encoded, 0)})
+        inner_form = MASKED[inner.op.op_type](inner.op, numbers, edit)
+        return Form(op.op_type, {"nonzero_data": Result(inner_form, 1), "mask": Result(inner_form, 0)})
     data = _cast(numbers, np.asarray(inner.val).dtype)
     mask, data = data != 0, data[data != 0]
-    if op.inputs.get("shape") is None:
-        return Form(
-            op.op_type, {"nonzero_data": data, "mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
-        )
-    shape = np.array(edit.result, np.uint32)
-    packed = sub_byte.pack(mask.astype(np.uint8), 1)
-    return Form(op.op_type, {"nonzero_data": data, "mask": packed, "shape": shape})
+    return sparse_form(data, mask, packed=op.inputs.get("shape") is not None)
+
+
+def sparse_form(data: Array, mask: Array, *, packed: bool) -> Form:
+    """Return the op that puts numbers where a mask is set; before iOS 18 its mask is packed into bytes."""
+    flags = mask.astype(np.uint8)
+    inputs: dict[str, Part] = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
+    if packed:
+        inputs |= {"mask": sub_byte.pack(flags, 1), "shape": np.array(mask.shape, np.uint32)}
+    return Form("constexpr_sparse_to_dense", inputs)
 
 
 def _sparse_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode indices of a palette with a mask."""
-    width, vector_axis = int(op.lut.shape[-1]), op.inputs.get("vector_axis")
     indices, tables, vector = _find_tables(op, op.indices_nonzero_data, numbers, edit, numbers != 0)
     axis = int(vector.get("vector_axis", 0))
-    mask = (
-        np.any(_vector_components(numbers != 0, axis, width), axis=0)
-        if vector_axis is not None and width > 1
-        else numbers != 0
-    )
+    mask = np.any(_vector_components(numbers != 0, axis, int(op.lut.shape[-1])), axis=0)
     parts = {"indices_mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
     dtype = np.asarray(op.indices_nonzero_data.val).dtype
     return Form(

@@ -106,7 +106,7 @@ STATE_IN_RANGE = general(
     "state it ran; other mixtures with a state failed in other ways",
     "apple/coremltools: issue 2548",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on a Mac, model not given"),
+    scope=Scope(os="seen on an unnamed Mac"),
     kind="memory",
     advice="fix all sizes (fix_shapes), or keep the state as an input and an output (cache_as_io)",
 )
@@ -511,7 +511,7 @@ REPORTS = (
         'input and output", "Couldn\'t find tensor output with name"), or detected nothing; with an op in '
         "between, it ran. One such model loaded in spite of this error",
         source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
-        seen="M2 Pro, macOS 26.2, and iPhones with iOS 18 and 26, models not given",
+        seen="M2 Pro, macOS 26.2, and unnamed iPhones with iOS 18 and 26",
         units=ALL,
         form=_passed_inputs,
         advice="drop the output, and keep the input in the app",
@@ -609,7 +609,7 @@ REPORTS = (
         "fell back to the CPU, which was 12 times slower than asking for CPU_ONLY. On another Mac, the "
         "compiler took many minutes and 1 GB of memory",
         source="soniqo/speech-swift: issue 464, pull request 466",
-        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on another Mac, model not given",
+        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on an unnamed Mac",
         units=ENGINE,
         form=_long_sounds,
         advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the audio in shorter chunks",
@@ -697,7 +697,7 @@ REPORTS = (
         seen="M5 Pro, units with the GPU; macOS 26.6.1",
         units=GPU,
         form=_transposed_weights,
-        advice="use CPU_AND_NE or scaled_dot_product_attention",
+        advice="use CPU_AND_NE, or write it with scaled_dot_product_attention",
         chips=("M5",),
         systems=(("macOS", 26),),
         outcome=Outcome.ABORTED,

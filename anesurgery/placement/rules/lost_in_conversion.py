@@ -479,7 +479,7 @@ RULES = (
         "lost-int16",
         NARROWED,
         "the converter casts the data of a gather, squeeze or topk to int16, and the indices of a topk to "
-        "uint16: larger numbers wrap around",
+        "uint16: larger values wrap around",
         "apple/coremltools: issue 2222; we read and ran its pass add_int16_cast",
         test=lambda op, target: narrowed_data(op) or narrowed_places(op),
         remedy=RESTORE,
@@ -521,11 +521,11 @@ RULES = (
     _lint(
         "lost-infinity",
         names("mul"),
-        "a number beyond 65504, such as the lowest number of fp32, became infinite in fp16: a product with it "
-        "is infinite, and NaN where the other factor is 0",
+        "a value beyond 65504, such as the lowest value of fp32, became infinite in fp16: a product with it is "
+        "infinite, and NaN where the other factor is 0",
         "apple/coremltools: issue 2223, pull request 2669",
         test=lambda op, target: infinite_factor(op),
-        advice="convert again with -1e4 instead of the lowest number of fp32, or in fp32",
+        advice="convert again with -1e4 instead of the lowest value of fp32, or in fp32",
     ),
     _lint(
         "lost-diagonal",

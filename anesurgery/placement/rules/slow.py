@@ -573,9 +573,8 @@ RULES: tuple[Rule, ...] = (
         "conv-stride",
         CONV,
         "strides that are products of 2 and 3 are efficient (4, 6, 8, 9, 12, 16, 24, 32), different ones only "
-        "as a 2 with another; all from 2 to 8 are legal (M4). To convert and load one on a Mac, model not "
-        "given, took over 5 minutes for 5 and 7, 30 s for 10 and 11, and less than 10 s for the others from 1 "
-        "to 18",
+        "as a 2 with another; all from 2 to 8 are legal (M4). To convert and load one on an unnamed Mac took "
+        "over 5 minutes for 5 and 7, 30 s for 10 and 11, and less than 10 s for the others from 1 to 18",
         f"{RULES_OF_APPLE}; {STUDY}; coremltools issue 2473",
         test=odd_stride,
         grade=Grade.DOCUMENTED,
@@ -676,7 +675,7 @@ LOOPS = (
         "751K/Apple-Neural-Engine-Microarchitecture-Study-M6",
         test=stepwise,
         grade=Grade.REPORTED,
-        scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and a Mac, model not given"),
+        scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and an unnamed Mac"),
         kind="speed",
         remedy="unroll_loop",
         advice="make the steps straight code; beyond 64 rounds, unroll_loop(max_rounds=...)",

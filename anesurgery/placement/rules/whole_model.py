@@ -64,7 +64,7 @@ _MINUTES = _large(
     "load-minutes",
     "the first load compiles the model for the engine. Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s "
     "(M2 Pro); later loads took 3 to 5 s (macOS 15.3.1). On an A19 Pro, models of 1.4 GB, and of 754 MB with "
-    "int8 weights, took 4 minutes. On a Mac, model not given, 667 MB failed to compile after 140 s, and the "
+    "int8 weights, took 4 minutes. On an unnamed Mac, a model of 667 MB failed to compile after 140 s, and the "
     "first prediction was killed. An A16 loaded a model of more than 1 GB; on an A18, the same model did not "
     "compile, took 5 to 6 GB of memory, and the app was killed. On an A15 (iOS 17 beta), an app with a "
     "palettized text encoder of SDXL was killed after 9 minutes. On an A16, 335 MB of CLIP took 97 s. The OS "
@@ -254,13 +254,13 @@ _reported = partial(general, grade=Grade.REPORTED)
 
 LARGE_TABLE = _reported(
     "embedding-rows",
-    "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, model not given), and "
-    "without it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max "
-    "an encoder with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a "
-    "time there with 248,000 rows",
+    "with a table of 151669 rows inside, one model ran on the CPU as a whole (an unnamed Mac), and without it "
+    "on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an encoder "
+    "with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a time there "
+    "with 248,000 rows",
     "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; ironblock/sidekick: "
     "docs/MODELS.md; john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
-    scope=Scope(os="seen on a Mac, model not given, and not on M1 Max, M5 Pro, A19"),
+    scope=Scope(os="seen on an unnamed Mac, and not on M1 Max, M5 Pro, A19"),
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
 WITH_TABLE = frozenset({"M1", "M5"})
@@ -279,8 +279,8 @@ DISPUTED_LIST = _reported(
 DISPUTED_RANGE = _reported(
     "dyn-range-disputed",
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
-    "1561 against 49.7 ms of the fixed model; a Mac, model not given, in February 2023), while others took the "
-    "time of the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
+    "1561 against 49.7 ms of the fixed model; an unnamed Mac in February 2023), while others took the time of "
+    "the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
     "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
     "mattmireles/kokoro-coreml",
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
@@ -308,10 +308,10 @@ LARGEST_COMPRESSED = 950_000_000
 int4 ran, 1.88 GB of int8 did not."""
 TOO_LARGE = _reported(
     "size-leaves",
-    "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, model not given) and these weights "
-    "as 1.88 GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 "
-    "and 899 MB of int4 ran there. It may be the file: 3.2 GB of int4 in one weight.bin had no op there, and "
-    "in four files of 1 GB all 192 (a Mac, model not given)",
+    "packages above the limit had no op on the ANE: 3.77 GB of fp16 (an unnamed Mac) and these weights as 1.88 "
+    "GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and 899 "
+    "MB of int4 ran there. It may be the file: 3.2 GB of int4 in one weight.bin had no op there, and in four "
+    "files of 1 GB all 192 (an unnamed Mac)",
     "kasper0406/gemma-coreml-chat: weight_shards.py; "
     f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
     f"{SOURCES['program']}",

@@ -49,10 +49,13 @@ from anesurgery.rewriting.both_formats import (
     in_format,
     write_beside,
 )
-from anesurgery.rewriting.checks import (
-    FLOP,
-    WRONG,
-    Outputs,
+from anesurgery.rewriting.checks import FLOP, WRONG, Outputs
+from anesurgery.rewriting.choosing import ASKED, Chosen, Wish, choose, is_clearly_faster
+from anesurgery.rewriting.edit_plan import Plan, Planned
+from anesurgery.rewriting.host import pass_pipeline
+from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
+from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
+from anesurgery.rewriting.proving import (
     check_assumed,
     check_grades,
     check_inputs,
@@ -60,11 +63,6 @@ from anesurgery.rewriting.checks import (
     check_requirement,
     prove_model,
 )
-from anesurgery.rewriting.choosing import ASKED, Chosen, Wish, choose, is_clearly_faster
-from anesurgery.rewriting.edit_plan import Plan, Planned
-from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
-from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial
 
@@ -567,7 +565,7 @@ class _Job:
         end = Trial(edited, start.target, session, plan.passes, start) if session.changes else start
         outputs = Outputs.of(start, own, self.gate, seeds=1, most_flop=FLOP)
         near = (outputs.near(start), outputs.near(end))
-        return replace(plan, outputs=near, wrong=outputs.wrong(near[1]))
+        return replace(plan, outputs=near, wrong=outputs.wrong_words(near[1]))
 
     def _says(self, name: str, refusal: Refusal) -> bool:
         """Does a report have a refusal? Recipes that run a pass for safety alone say nothing of idle ones."""

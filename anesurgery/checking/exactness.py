@@ -276,6 +276,17 @@ class Near(dict[str, float]):
     blank: bool = False
     """Whether no number of the outputs is finite in fp32, so that nothing was compared."""
 
+    @classmethod
+    def worst(cls, parts: Sequence[Near | None]) -> Near | None:
+        """Return the worst of each arithmetic over several programs; None where one is None, or for none."""
+        known = [part for part in parts if part]
+        if not known or len(known) < len(parts):
+            return None
+        near = cls({name: min(part[name] for part in known) for name in known[0]})
+        near.notes = tuple(note for part in known for note in part.notes)
+        near.blank = all(part.blank for part in known)
+        return near
+
 
 TINY = 100 * fp16.LEAST / math.sqrt(12)
 """The largest number below which fp16 rounding leaves less than 40 dB: 1.7e-6."""

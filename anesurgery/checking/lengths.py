@@ -42,7 +42,7 @@ def length_of(dimension: Any) -> int:
     if not is_symbolic(dimension):
         return int(dimension)
     lengths = _lengths.get()
-    if dimension.is_Symbol:
+    if dimension.is_Symbol:  # `subs` would give the same, slowly
         return max(1, lengths.get(dimension, SYMBOL_LENGTH))
     size = dimension.subs({s: lengths.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
     return max(1, int(size))
@@ -86,7 +86,7 @@ def symbols_of(values: Iterable[Var]) -> list[Any]:
     return list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
 
 
-Range = tuple[int, "int | None"]
+Range = tuple[int, int | None]
 """(least, largest) length; None for no upper bound."""
 
 
@@ -130,10 +130,10 @@ def declared_lengths(program: Program, spec: Any) -> Declared:
         dynamic = [several for n, several in shapes.items() if symbols_of([function.inputs[n]])]
         for several in filter(None, dynamic):
             for symbol in several[0]:
-                low, high = united([one[symbol] for one in several])
-                ranges[symbol] = _intersected(ranges.get(symbol, (1, None)), low, high)
+                allowed_here = united([one[symbol] for one in several])
+                ranges[symbol] = _intersected(ranges.get(symbol, (1, None)), allowed_here)
         if all(dynamic) and any(len(several) > 1 for several in dynamic):
-            listed += [
+            listed += [  # shape i of each input; the last of a shorter list, and the low end of a range
                 {s: low for several in dynamic for s, (low, _) in several[min(i, len(several) - 1)].items()}
                 for i in range(max(map(len, dynamic)))
             ]
@@ -141,7 +141,7 @@ def declared_lengths(program: Program, spec: Any) -> Declared:
 
 
 def _lengths_in(var: Var, shape: Sequence[tuple[int, int]]) -> dict[Any, Range]:
-    """Return the range of each symbol in one of the shapes that an input may have."""
+    """Return the range of each dynamic size in one of the shapes that an input may have."""
     pairs = [(size, ends) for size, ends in zip(var.shape or (), shape, strict=False) if is_symbolic(size)]
     return {size: (max(low, 1), high if high >= 0 else None) for size, (low, high) in pairs}
 
@@ -152,14 +152,17 @@ def united(ranges: Sequence[Range]) -> Range:
     return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None
 
 
-def _intersected(before: Range, low: int, high: int | None) -> Range:
-    """Return the part of a range within [low, high]."""
-    ends = [end for end in (before[1], high) if end is not None]
-    return max(before[0], low), min(ends, default=None)
+def _intersected(a: Range, b: Range) -> Range:
+    """Return what two ranges have in common."""
+    ends = [end for _, end in (a, b) if end is not None]
+    return max(a[0], b[0]), min(ends, default=None)
 
 
 def least_length(size: Any, symbol: Any, wanted: int) -> int:
-    """Return the least length of a symbol at which a size that grows with it is at least `wanted`."""
+    """Return the least length of a symbol at which a size that grows with it is at least `wanted`.
+
+    It is `LONGEST_DRAWN` where no length up to that is enough.
+    """
     if size.is_Symbol:
         return max(1, wanted)
     low, high = 1, LONGEST_DRAWN

@@ -55,7 +55,7 @@ def run(
 
 
 def cast_inputs(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:
-    """Return inputs in the dtypes of a model: in fp32, a program would read digits that fp16 has not."""
+    """Return inputs in the dtypes of a model: an fp32 input has digits that fp16 lacks."""
     inputs = function_of(model.program, function).inputs
     return {n: np.asarray(v).astype(np_dtype(inputs[n])) for n, v in bound(model, values, function).items()}
 
@@ -88,9 +88,9 @@ def run_model(
             written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
             inputs = cast_inputs(loaded, values, function)
             found, after = run(written, inputs, function=function, states=held or None)
-    for name, box in (state or {}).items():
-        box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)
     if unknown := [name for name in names if name not in found]:
         raise UnknownName("output", unknown[0], found)
+    for name, box in (state or {}).items():
+        box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     return {name: found[name] for name in names}

@@ -136,7 +136,8 @@ def _read_description(folder: Path) -> CompiledDescription | str:
     """Return the description in `coremldata.bin`, or why there is none."""
     try:
         content = SourceFile(folder / DATA).read()
-        return not_fetched(folder / DATA, content) or read_container(content)
+        why_not = not_fetched(folder / DATA, content)
+        return why_not or read_container(content)
     except LoadError as error:
         if system_failed(error):
             raise
@@ -158,8 +159,8 @@ def _metadata(folder: Path) -> dict[str, Any]:
 def _why_no_program(folder: Path) -> str:
     """Return the error about a compiled model without a MIL text: what it is, and what to do."""
     kind = _model_kind(folder)
-    parts = sorted(p.name for p in folder.glob("model*") if p.is_dir() and any(p.glob("*.*")))
-    parts = [name for name in parts if name.removeprefix("model").isdecimal()]
+    numbered = [p for p in folder.glob("model*") if p.name.removeprefix("model").isdecimal() and p.is_dir()]
+    parts = sorted((p.name for p in numbered if any(p.glob("*.*"))), key=lambda name: (len(name), name))
     if parts or kind.startswith("pipeline"):
         words = f"a compiled {kind or 'pipeline'} of {len(parts)} models ({', '.join(parts)})"
         part = folder / (parts[0] if parts else "model0")

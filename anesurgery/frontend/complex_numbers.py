@@ -4,21 +4,22 @@ Covered are complex numbers made from angles, pairs or literals; sums, differenc
 also with real numbers and buffers; products of matrices, convolutions, choices, powers, logarithms,
 exponentials, conjugates, and operations that only move or sum numbers. So are transforms over two axes, and
 `torch.istft`, with which vocoders end. The error of any other operation names it (`frontend._reads_complex`).
+Conditions are replaced here too, where the reader of torch.export's graphs is wrapped.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import copy
+from copy import copy, deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import fp16
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
-from anesurgery.frontend.conditions import without_conditions
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
@@ -419,6 +420,43 @@ def _export_with_literals(host: Any) -> Any:
     return from_exir_node
 
 
+LOOPS = "{kind} is not converted: write a Python loop with a number of steps that is known"
+
+
+def _without_conditions(exported: Any) -> Any:
+    """Return a program of torch.export in which both branches of each `torch.cond` are computed.
+
+    One result is selected: a branch has no effects. coremltools takes no op that holds a graph.
+    """
+    if any(isinstance(child, torch.fx.GraphModule) for child in exported.graph_module.children()):
+        exported = copy(exported)  # the caller's stays as it is
+        exported._graph_module = deepcopy(exported.graph_module)
+        _compute_both_branches(exported.graph_module)
+    return exported
+
+
+def _compute_both_branches(module: Any) -> None:
+    """Replace each condition in a graph, and in the graphs of its branches, by selections."""
+    graph = module.graph
+    for node in [n for n in graph.nodes if isinstance(n.target, torch._ops.HigherOrderOperator)]:
+        if node.target is not torch.ops.higher_order.cond:
+            raise NotImplementedError(LOOPS.format(kind=node.target))
+        condition, *branches, operands = node.args
+        sides = []
+        for name in branches:
+            branch = getattr(module, name.target)
+            _compute_both_branches(branch)
+            places = (n for n in branch.graph.nodes if n.op == "placeholder")
+            with graph.inserting_before(node):
+                sides.append(graph.graph_copy(branch.graph, dict(zip(places, operands, strict=True))))
+        for result in list(node.users):  # each selects one result of the condition
+            chosen = [side[result.args[1]] for side in sides]
+            result.target, result.args = torch.ops.aten.where.self, (condition, *chosen)
+        graph.erase_node(node)
+        for unread in {name for name in branches if not name.users}:
+            graph.erase_node(unread)
+
+
 def _with_literals(host: Any) -> Any:
     """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers.
 
@@ -426,7 +464,7 @@ def _with_literals(host: Any) -> Any:
     """
 
     def from_exir(exir: Any, *positional: Any, **named: Any) -> Any:
-        graph = host(without_conditions(exir), *positional, **named)
+        graph = host(_without_conditions(exir), *positional, **named)
         graph.nodes = [each for node in graph.nodes for each in (*node.attr.get("literals", ()), node)]
         return graph
 

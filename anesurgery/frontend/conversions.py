@@ -163,7 +163,7 @@ TRIANGULAR = {"triu": with_selected_triangle(upper=True), "tril": with_selected_
 def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
     x, by = inputs_of(context, node)[:2]
-    if not is_one(by):
+    if not is_one(by) or types.is_int(promoted([x, by])[0].dtype):
         host(context, node)
         return
     x, _ = promoted([x, by])
@@ -694,6 +694,18 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
 
 
+@wrapper
+def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.eye(n, m, dtype=...)`: coremltools' own gives floats, for masks too."""
+    given = inputs_of(context, node)
+    *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
+    if known_value(code) in COMPLEX_CODES:
+        host(context, node)
+        return
+    eye = np.eye(*(int(known_value(size)) for size in sizes), dtype=np.float32)
+    context.add(mb.cast(x=eye, dtype=_dtype(code, "fp32"), name=node.name))
+
+
 def _filled(context: Any, node: Any) -> None:
     """Convert `full_like(x, value)`, `x.fill(value)` or `x.new_full(size, value)`.
 
@@ -774,6 +786,47 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
     context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=positive))
     node.inputs = [cropped, positive, *node.inputs[2:]]
     host(context, node)
+
+
+@wrapper
+def _with_dynamic_amounts(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of padding, to take amounts known only at run time, which Core ML refuses in `pad`."""
+    x, pads = inputs_of(context, node)[:2]
+    known = [known_value(v) for v in pads] if isinstance(pads, list) else [0]
+    if None not in known and not any(isinstance(v, Var) for v in known):
+        host(context, node)
+        return
+    place = 3 if node.kind == "pad" else 2
+    mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
+    if mode != "constant":
+        raise NotImplementedError(f"{node.name}: mode {mode} needs amounts that are known at conversion")
+    value = known_value(argument(context, node, place, "value")) or 0.0
+    for i, amount in enumerate(pads):
+        if known[i] != 0:
+            x = _lengthened(x, x.rank - 1 - i // 2, amount, value, in_front=i % 2 == 0)
+    context.add(mb.identity(x=x, name=node.name))
+
+
+def _lengthened(x: Var, axis: int, amount: Any, value: float, in_front: bool) -> Var:
+    """Return a value with an amount of numbers at one end of an axis; a negative amount cuts."""
+    if isinstance(amount, Var) and amount.rank == 0:
+        amount = mb.expand_dims(x=amount, axes=[0])
+    elif not isinstance(amount, Var):
+        amount = np.array([amount], np.int32)
+    added = mb.add(x=mb.maximum(x=amount, y=np.int32(0)), y=np.int32(1))  # one more, so that it is never empty
+    sizes, others = mb.shape(x=x), [np.zeros(n, np.int32) for n in (axis, x.rank - 1 - axis)]
+    before = [mb.slice_by_size(x=sizes, begin=[0], size=[axis])] if axis else []
+    after = [mb.slice_by_size(x=sizes, begin=[axis + 1], size=[-1])] if axis + 1 < x.rank else []
+    shape = mb.concat(values=[*before, added, *after], axis=0)
+    filled = mb.fill(shape=shape, value=np_dtype(x).type(value))
+    joined = mb.concat(values=[filled, x] if in_front else [x, filled], axis=axis)
+    cut = mb.sub(x=added, y=amount) if in_front else mb.sub(x=amount, y=added)
+    ends = mb.concat(values=[others[0], cut, others[1]], axis=0)
+    free, rest = [True] * x.rank, [a != axis for a in range(x.rank)]
+    begin, end = (ends, [0] * x.rank) if in_front else ([0] * x.rank, ends)
+    masks = {"begin_mask": rest if in_front else free, "end_mask": free if in_front else rest}
+    kept: Var = mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
+    return kept
 
 
 @wrapper
@@ -1244,6 +1297,10 @@ def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
     return lambda host: with_complex_products(host if own is None else own(host))
 
 
+def _with_any_padding(host: Convert) -> Convert:
+    return _with_dynamic_amounts(with_circular_padding(_with_crops(host)))
+
+
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
@@ -1265,7 +1322,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
     "masked_fill": lambda host: with_complex_choice(_with_wide_masks(host)),
-    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: with_circular_padding(_with_crops(host))),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _with_any_padding),
     "remainder": with_remainder_by_one,
     "atan2": lambda _: atan2,
     "logcumsumexp": lambda _: logcumsumexp,
@@ -1276,6 +1333,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
     **dict.fromkeys(("copy", "expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
+    **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),

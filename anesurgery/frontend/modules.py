@@ -10,8 +10,9 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from anesurgery.errors import LoadError, SurgeryError, first_line, warn
 from anesurgery.mil import Array, ct, exclusive, quiet_host
 
 Tensors = Mapping[str, torch.Tensor]
+POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
 
 AXES = "rerank"
 """The pass that rewrites ops of more than five axes, which Core ML refuses. It says which ops it leaves."""
@@ -33,6 +35,8 @@ NO_INPUTS = (
 )
 BRANCHES = ("torch.jit.trace a dynamo-optimized function", "Only torch.Tensor attr handled yet")
 """What torch's tracer and coremltools say of functions as operands, as `torch.cond` has."""
+TRACED = 1e-2
+"""Of the range of an output: what differs by more after a trace is no rounding."""
 STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
 """Torch dtype of an input -> dtype in Core ML; float32 for all others."""
 
@@ -54,19 +58,19 @@ def convert_module(module: Any, inputs: Any, target: Any = None) -> tuple[Any, d
         LoadError: the module cannot be traced or converted.
     """
     if isinstance(module, torch.export.ExportedProgram):
-        names = list(module.graph_signature.user_inputs)
-        example: Any = dict(zip(names, _pytree.tree_leaves(module.example_inputs), strict=False))
-        model = _convert(module, {}, example, None, target)
+        count = len(_pytree.tree_leaves(module.example_inputs))
+        names = list(module.graph_signature.user_inputs)[:count]
+        model = _convert(module, target)
+        given = None if inputs is None else _named(names, inputs)
     else:
         if inputs is None:
             raise SurgeryError(NO_INPUTS)
-        example = _inputs_by_name(module, inputs)
+        given = _inputs_by_name(module, inputs)
         with _in_eval_mode(module), torch.no_grad():
-            model = _trace_and_convert(module, example, target)
+            model = _trace_and_convert(module, given, target)
     words = f"{_module_words(module)} was converted for this with frontend.register()"
     warn(f"{words}: fp16, {_deployment(target).name}")
-    given = example if inputs is None or isinstance(module, torch.nn.Module) else _named(list(example), inputs)
-    return model, None if inputs is None else {_core_ml_name(n): _array(v) for n, v in given.items()}
+    return model, None if given is None else {_core_ml_name(n): _array(v) for n, v in given.items()}
 
 
 def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
@@ -77,24 +81,49 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         )
     call = _Call(module, example)
     values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
+    ran = False
     try:
         with _buffers_kept(module) as changed:
             made = call.outputs(values)
+        ran = True
         with warnings.catch_warnings(), _buffers_kept(module):
             warnings.simplefilter("ignore")  # of the tracer, about what stays constant
             trace: Any = torch.jit.trace
             traced = trace(call, tuple(values), check_trace=False)
     except Exception as error:  # a module raises what it likes
-        raise LoadError(
-            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {_said(error)}"
-        ) from error
+        failed = (
+            "runs on the inputs, but torch.jit.trace cannot trace it; try the program of torch.export.export"
+            if ran
+            else "does not run on the inputs"
+        )
+        raise LoadError(f"{_module_words(module)} {failed}: {_said(error)}") from error
+    with _buffers_kept(module):
+        apart = _largest_difference(traced(*values), made.values())
+    if apart > TRACED:
+        warn(
+            f"{_module_words(module)} gives other numbers when it is traced ({apart:.2g} of their range): it "
+            "asks whether it is traced, or draws random numbers, and the model does what the trace does; if "
+            "it makes masks itself, give them as inputs"
+        )
     if changed:
         warn(
             f"{_module_words(module)} writes to its buffers ({', '.join(changed)}): the model keeps no such "
             "state, and each prediction begins with the values of now; make them inputs and outputs, or states"
         )
     inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
-    return _convert(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
+    return _convert(traced, target, module, inputs=inputs, outputs=[ct.TensorType(n) for n in made])
+
+
+def _largest_difference(values: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """Return the largest difference of finite numbers, as a share of the range of the expected ones."""
+    largest = 0.0
+    for value, other in zip(values, expected, strict=True):
+        if other.is_floating_point() and other.numel():
+            known, zero = other.isfinite(), torch.zeros_like(other)
+            gap = torch.where(known, value - other, zero).abs().max().nan_to_num(torch.inf)
+            low, high = torch.where(known, other, zero).aminmax()
+            largest = max(largest, float(gap / (high - low).clamp(min=1e-6)))
+    return largest
 
 
 class _Call(torch.nn.Module):
@@ -106,33 +135,40 @@ class _Call(torch.nn.Module):
         self.names = list(example)
         self.masks = [value.dtype == torch.bool for value in example.values()]
         scripted = isinstance(module, torch.jit.ScriptModule)
-        taken = () if scripted else inspect.signature(module.forward).parameters
-        self.more = {"use_cache": False} if "use_cache" in taken and "use_cache" not in example else {}
-        self.by_place = (
-            not scripted and _var_positional_name(module) is not None and not set(self.names) <= set(taken)
-        )
+        parameters = {} if scripted else inspect.signature(module.forward).parameters
+        kinds = {name: parameter.kind for name, parameter in parameters.items()}
+        self.no_cache = {"use_cache": False} if "use_cache" in kinds and "use_cache" not in example else {}
+        takes_rest = Parameter.VAR_POSITIONAL in kinds.values() and not set(self.names) <= set(kinds)
+        placed = POSITIONAL if takes_rest else {Parameter.POSITIONAL_ONLY}
+        known = [name for name, kind in kinds.items() if kind in placed]
+        self.by_place = [name for name in known if name in example]
+        self.by_place += [name for name in self.names if takes_rest and name not in kinds]
+        for name, given in zip(known, self.by_place, strict=False):
+            if name != given:
+                raise SurgeryError(f"inputs: {name} is missing, and comes before {given}; give both")
 
     def _call_module(self, values: Sequence[torch.Tensor]) -> Any:
         read = [value.bool() if mask else value for value, mask in zip(values, self.masks, strict=True)]
-        if self.by_place:
-            return self.module(*read, **self.more)
-        return self.module(**dict(zip(self.names, read, strict=True)), **self.more)
+        by_name = dict(zip(self.names, read, strict=True))
+        placed = [by_name.pop(name) for name in self.by_place]
+        return self.module(*placed, **by_name, **self.no_cache)
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tensors in the module's output, in order."""
         return tuple(v for v in _pytree.tree_leaves(self._call_module(values)) if isinstance(v, torch.Tensor))
 
-    def outputs(self, values: Sequence[torch.Tensor]) -> list[str]:
-        """Return a name for each output."""
+    def outputs(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return each output by a name."""
         paths, _ = _pytree.tree_flatten_with_path(self._call_module(values))
-        names = [_pytree.keystr(path) for path, value in paths if isinstance(value, torch.Tensor)]
-        words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+        made = [(_pytree.keystr(path), value) for path, value in paths if isinstance(value, torch.Tensor)]
+        words = [re.sub(r"\W+", "_", name).strip("_") for name, _ in made]
         named = [word if word and not word[0].isdigit() else f"output_{word}".rstrip("_") for word in words]
-        return [f"{name}_out" if name in self.names else name for name in named]
+        names = [f"{name}_out" if name in self.names else name for name in named]
+        return dict(zip(names, (value for _, value in made), strict=True))
 
 
-def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
-    """Convert a trace or an exported program with coremltools."""
+def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> Any:
+    """Convert the trace of a module, or an exported program, with coremltools."""
     frontend.register()
     pipeline = registry.pipeline_with(AXES)
     try:
@@ -141,8 +177,7 @@ def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any
                 traced = traced.run_decompositions({})
             return ct.convert(
                 traced,
-                **more,
-                **({} if outputs is None else {"outputs": outputs}),
+                **options,
                 minimum_deployment_target=_deployment(target),
                 pass_pipeline=pipeline,
                 skip_model_load=True,
@@ -179,24 +214,21 @@ def _inputs_by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
         forward: Any = module.forward
         return _named([argument.name for argument in forward.schema.arguments[1:]], inputs)
     parameters = inspect.signature(module.forward).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if (rest := _var_positional_name(module)) is not None:
-        if isinstance(inputs, Mapping):  # any other name is one of the rest, in their order
-            inputs = {n: inputs[n] for n in positional if n in inputs} | dict(inputs)
-        count = len(inputs) if isinstance(inputs, (list, tuple)) else 1
-        positional += [f"{rest}_{i}" for i in range(count - len(positional))]
-    return _named(positional, inputs, rest is not None or any(p.kind is p.VAR_KEYWORD for p in parameters))
-
-
-def _var_positional_name(module: torch.nn.Module) -> str | None:
-    """Return the name of the parameter `*args`; None where there is none."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-
-
-def _named(names: Sequence[str], inputs: Any, more: bool = False) -> Tensors:
+    names = [p.name for p in parameters if p.kind in POSITIONAL]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     if isinstance(inputs, Mapping):
-        unknown = [] if more else [name for name in inputs if name not in names]
+        if rest is not None:  # any other name is one of the rest, in their order
+            inputs = {n: inputs[n] for n in names if n in inputs} | dict(inputs)
+        names += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    elif rest is not None:
+        count = len(inputs) if isinstance(inputs, (list, tuple)) else 1
+        names += [f"{rest}_{i}" for i in range(count - len(names))]
+    return _named(names, inputs, rest is not None or any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+def _named(names: Sequence[str], inputs: Any, any_name: bool = False) -> Tensors:
+    if isinstance(inputs, Mapping):
+        unknown = [] if any_name else [name for name in inputs if name not in names]
         if unknown:
             raise SurgeryError(f"inputs: the module takes no {unknown[0]!r}; it takes {', '.join(names)}")
         return {name: _tensor(value) for name, value in inputs.items()}

@@ -249,9 +249,9 @@ def _check(spec: Any, what: str) -> None:
     try:
         import_network(spec, what, keep_names=True)
     except LoadError:
-        if not any(layer.WhichOneof("layer") == "custom" for layer in network_of(spec).layers):
+        if not any(layer.WhichOneof("layer") == "custom" for layer, _ in walk_layers(network_of(spec))):
             raise
-        # The code of a custom layer is not in the file; all others must be right all the same. Inside a branch,
-        # a custom layer is refused: no pass looks there.
+        # The code of a custom layer is not in the file; all others must be right all the same, but for those
+        # behind it in a branch: no pass looks there.
         if errors := Network(spec).blobs.errors:
             raise LoadError(f"{what}: {errors[0]}") from errors[0]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.mil import Array, Function, Operation, Var, as_scratch, ct, exclusive, is_symbolic
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom, written
 from anesurgery.neuralnetwork.layers import load_families
-from anesurgery.neuralnetwork.spec import is_legacy
+from anesurgery.neuralnetwork.spec import is_legacy, walk_layers
 
 load_families()
 
@@ -81,7 +81,9 @@ class Blobs:
             words = self.missing[unknown]
         except LoadError as error:
             words = str(error)
-            if layer.WhichOneof("layer") != "custom":
+            held = walk_layers(SimpleNamespace(layers=[layer]))
+            is_custom = any(inner.WhichOneof("layer") == "custom" for inner, _ in held)
+            if not (is_custom and isinstance(error, NotExpressible)):
                 self.errors.append(error)
         for blob in written(SimpleNamespace(layers=[layer])):
             self.missing[blob] = words

@@ -131,6 +131,9 @@ def _check_no_input_is_output(description: Any) -> None:
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
     """Return the function, with its inputs and outputs called by `names`."""
     inputs = {names[f.name]: ports.placeholder(f) for f in description.input}
+    has_images = any(f.type.WhichOneof("Type") == "imageType" for f in description.input)
+    if not has_images and any(not step.featureName for step in network.preprocessing):
+        ctx.notes.append("the preprocessing of all images was left out: no input is an image")
     with Function(inputs, opset_version=OPSET) as function:
         for feature in description.input:
             var = function.inputs[names[feature.name]]

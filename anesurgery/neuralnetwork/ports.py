@@ -150,7 +150,7 @@ def _scale(scaler: Any, feature: Any, var: Var) -> Var:
     names = BIASES[space]
     biases = np.array([getattr(scaler, n) for n in names], np.float32)
     others = {n for fields in BIASES.values() for n in fields} - set(names)
-    if not biases.any() and any(getattr(scaler, n) for n in others):
+    if not biases.any() and any(getattr(scaler, n) for n in others):  # beside its own, others do no harm
         raise LoadError(
             f"the preprocessing of {feature.name!r} sets {', '.join(sorted(others))}, which an image of colour "
             f"space {space} has not; set {', '.join(names)}"
@@ -182,20 +182,20 @@ def give(ctx: Context, feature: Any, var: Var) -> Var:
         image, _ = ctx.images(var)
         return image
     stated = tuple(feature.type.multiArrayType.shape)
-    shape = _shape(ctx, var, stated)
+    shape = _output_shape(ctx, var, stated)
     if stated and stated != shape and static_shape(var) is not None:
         ctx.notes.append(
             f"output {feature.name!r} has the shape {_text(shape)}; the model stated {_text(stated)}"
         )
-    shaped = _into(ctx, var, shape)
+    shaped = _reshaped(ctx, var, shape)
     kind = array_type(feature)
     return mb.cast(x=shaped, dtype=kind.lower().replace("float", "fp")) if kind in ARRAYS else shaped
 
 
-def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
+def _output_shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
     """Return the shape of an output; axes of 1 are no difference to what is stated."""
     own = static_shape(var)
-    if stated and own is not None and _core(own) == _core(stated):
+    if stated and own is not None and _without_ones(own) == _without_ones(stated):
         return stated
     if not ctx.legacy:
         return tuple(var.shape) or (1,)
@@ -209,21 +209,21 @@ def as_array(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     return shape[2:3] if shape[3:] == (1, 1) else shape[2:]
 
 
-def _core(shape: Sequence[int]) -> list[int]:
+def _without_ones(shape: Sequence[int]) -> list[int]:
     return [d for d in shape if d != 1]
 
 
-def _into(ctx: Context, var: Var, shape: tuple[Any, ...]) -> Var:
+def _reshaped(ctx: Context, var: Var, shape: tuple[Any, ...]) -> Var:
     """`var` in a shape of as many numbers; by squeezing where that is enough."""
     if tuple(var.shape) == shape:
         return var
     ones = [i for i, d in enumerate(var.shape) if not is_symbolic(d) and d == 1]
-    extra = var.rank - len(shape)
+    extra = var.rank - len(shape)  # axes to take out: the first `first` ones, and the last ones
     for first in range(extra + 1):
         axes = [*ones[:first], *ones[len(ones) - (extra - first) :]] if extra <= len(ones) else []
         kept = tuple(d for i, d in enumerate(var.shape) if i not in axes)
         if axes and kept == shape:
-            return mb.squeeze(x=var, axes=sorted(set(axes)))
+            return mb.squeeze(x=var, axes=axes)
     return ctx.reshape(var, shape)
 
 
@@ -239,7 +239,7 @@ def vector(ctx: Context, var: Var, count: int, name: str) -> Var:
             f"the classifier has {count} labels, but its blob {name!r} has the shape {_text(var.shape)}; "
             f"{DAMAGED}"
         )
-    return _into(ctx, var, (count,))
+    return _reshaped(ctx, var, (count,))
 
 
 def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
@@ -252,14 +252,18 @@ def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
     """
     doubles = []
     for feature in [*description.input, *description.output]:
-        if array_type(feature) in ("DOUBLE", ""):
+        is_array = feature.type.WhichOneof("Type") == "multiArrayType"
+        if is_array and array_type(feature) in ("DOUBLE", ""):
             doubles += [feature.name] if array_type(feature) else []
-            _set_float32(feature)
+            feature.type.multiArrayType.dataType = _FEATURES.ArrayFeatureType.FLOAT32
     if doubles:
         notes.append(f"64 bit floats became 32 bit floats: {', '.join(doubles)}")
     for feature in description.input:
-        array = feature.type.multiArrayType
-        if feature.type.isOptional and array.WhichOneof("defaultOptionalValue") is None:
+        kind, array = feature.type, feature.type.multiArrayType
+        if kind.isOptional and kind.WhichOneof("Type") == "imageType":
+            kind.isOptional = False
+            notes.append(f"input {feature.name!r} must be given: an image has no default in an ML Program")
+        elif kind.isOptional and array.WhichOneof("defaultOptionalValue") is None:
             array.floatDefaultValue = 0.0
             notes.append(f"input {feature.name!r} is optional: when it is absent, it is 0")
     for feature in [*description.input, *description.output]:
@@ -290,12 +294,6 @@ def mapping_note(description: Any, names: dict[str, str], function: Function) ->
         "the rank 5 mapping (sequence, batch, channel, height, width) has ended; arrays have the shapes "
         + words
     ]
-
-
-def _set_float32(feature: Any) -> None:
-    """State 32 bit floats for a multi-array of 64 bit floats, or of no stated type."""
-    if feature.type.WhichOneof("Type") == "multiArrayType":
-        feature.type.multiArrayType.dataType = _FEATURES.ArrayFeatureType.FLOAT32
 
 
 def _text(shape: Sequence[Any]) -> str:

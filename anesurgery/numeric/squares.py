@@ -34,7 +34,7 @@ def root(op: Operation) -> Form | None:
     if form is None or form.powers[op.x] != (2.0,) or (op.op_type == "log" and not _is_energy(form)):
         return None
     if not (form.axes or len(form.rows) > 1 or any(not g.clips for g in form.guards)):
-        return None
+        return None  # the root of one square is |x|
     return None if op.op_type == "rsqrt" and _ends_norm(op, form) else form
 
 
@@ -90,14 +90,13 @@ SPECTRUM = replace(
     match=spectrum,
     harmless="the powers and bands are at most {most:g}, and no band overflows",
 )
-COSINE = Hazard(
+COSINE = replace(
+    ROOT,
     kinds=frozenset({"real_div"}),
     match=cosine,
     message="%{at.root.x.op.x.op.x.name} and %{at.root.x.op.x.op.y.name} are multiplied before they are "
     "divided by their lengths",
     repair=lambda mb, form: build_cosine(mb, form, divide_rows(mb, form)),
-    largest=Form.largest_value,
-    limit=fp16.LARGEST,
     harmless="what is summed is at most {most:g}, and does not overflow",
 )
 
@@ -151,7 +150,8 @@ GROUP_NORM = replace(
     RMS_NORM,
     match=partial(_written_norm, True),
     repair=lambda mb, norm: rebuild(mb, norm, divide_rows(mb, norm, centre=True)),
-    largest=lambda norm, bound: 2 * bound(norm.source),  # x - mean(x)
+    largest=lambda norm, bound: 2 * bound(norm.source),
+    harmless="%{at.source.name} less its mean is at most {most:g}: its squares do not overflow",
 )
 NORMS = ((RMS_NORM, "rms_norm"), (GROUP_NORM, "group_norm"))
 """Norms that are written out, each with the pass that divides before it squares, which stays on the engine."""

@@ -167,14 +167,13 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
 
 def _with_corrections(estimated: Estimate, learned: Mapping[str, Correction]) -> Estimate:
     """Return an estimate with factors and errors that plans of the user's own device give, where they do."""
-    if not learned:
-        return estimated
     times = dict(zip(UNITS, (estimated.ane, estimated.cpu), strict=True))
-    off = dict(zip(UNITS, estimated.off, strict=True))
-    for unit, correction in learned.items():
-        if unit in times and (formula := times[unit]) is not None:
-            times[unit], off[unit] = formula * correction.factor, correction.off
-    return replace(estimated, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=())
+    new = {u: time * learned[u].factor for u, time in times.items() if time is not None and u in learned}
+    off = dict(zip(UNITS, estimated.off, strict=True)) | {unit: learned[unit].off for unit in new}
+    times.update(new)
+    rows = [dict(zip(UNITS, row, strict=True)) | new for row in estimated.or_else]
+    others = tuple((row["ane"], row["cpu"]) for row in rows if row != times)  # the doubt about the other unit
+    return replace(estimated, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=others)
 
 
 def _with_larger_error(estimated: Estimate, factors: tuple[float, float]) -> Estimate:
@@ -203,9 +202,8 @@ def _two_rates(ane: float, cpu: float, what: str) -> Formula:
 def _by_size_class(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     """Return the estimate of a sum of products by the class of its feature, with classes that are as likely."""
     chosen = next(row for row in rates if feature >= row.cut)
-    possible = {
-        r for i, row in enumerate(rates[:-1]) if _is_near_cut(row, feature) for r in (row, rates[i + 1])
-    }
+    near = [_is_near(row.cut, feature, row.edge) for row in rates]  # then the class beside may be its own
+    possible = {r for i, row in enumerate(rates[:-1]) if near[i] for r in (row, rates[i + 1])}
     (ane, off_ane), (cpu, off_cpu) = _geometric_mean(chosen.ane), _geometric_mean(chosen.cpu)
     others = tuple(_times_in_class(row, flop) for row in possible if row is not chosen)
     return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu), or_else=others)
@@ -224,19 +222,16 @@ def _with_neighbour_classes(estimated: Estimate, flop: float) -> Estimate:
     """
     own = next(i for i, row in enumerate(LINEAR_RATES) if flop >= row.cut)
     possible = [
-        r for i, r in enumerate(LINEAR_RATES) if abs(i - own) == 1 and _may_be_other_class(i, own, flop)
+        LINEAR_RATES[i]
+        for i in (own - 1, own + 1)
+        if 0 <= i < len(LINEAR_RATES) and _is_near(LINEAR_RATES[min(i, own)].cut, flop, LINEAR_CLASS_RATIO)
     ]
     others = tuple(_times_in_class(row, flop) for row in possible)
     return replace(estimated, or_else=(*estimated.or_else, *(o for o in others if o not in estimated.or_else)))
 
 
-def _may_be_other_class(other: int, own: int, flop: float) -> bool:
-    cut = LINEAR_RATES[min(other, own)].cut
-    return cut / LINEAR_CLASS_RATIO < flop < cut * LINEAR_CLASS_RATIO
-
-
-def _is_near_cut(row: Rates, feature: float) -> bool:
-    return row.cut / row.edge < feature < row.cut * row.edge
+def _is_near(cut: float, feature: float, edge: float) -> bool:
+    return cut / edge < feature < cut * edge
 
 
 def _geometric_mean(ends: tuple[float, float]) -> tuple[float, float]:
@@ -246,6 +241,7 @@ def _geometric_mean(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def _conv(op: Operation, work: Work) -> Estimate:
+    """Estimate a convolution; the formula divides its operations by the dilation on each axis."""
     dilations = op.dilations.val if op.dilations is not None else (1,)
     flop = work.flop / math.prod(int(d) for d in dilations)
     weight = size_of(op.weight) if is_stored(op.weight) else 0

@@ -226,7 +226,7 @@ class _Composer:
             notes=(*notes, *self.notes()),
             warnings=tuple(results.warnings) if self.end is not start else (),
             judged=gain,
-            wrong="; ".join(filter(None, [*wrong, self.outputs.wrong(self.near[1])])),
+            wrong="; ".join(filter(None, [*wrong, self.outputs.wrong_words(self.near[1])])),
             outputs=self.near,
             figures=figures(start.score_if_any, self.end.score_if_any) if target else {},
         )

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
     """Remove the ops that nobody reads, then what only these read; return the removed ops in that order."""
-    queue, removed = list(ops), []
-    while queue:
-        op = queue.pop()
+    pending, removed = list(ops), []
+    while pending:
+        op = pending.pop()
         block = op.enclosing_block
         if block is None or _has_effects(op):
             continue
@@ -39,7 +39,7 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
         sources = [v.op for v in reads(op) if v.op is not None]
         block.remove_ops([op])
         removed.append(op)
-        queue += sources
+        pending += sources
     return removed
 
 
@@ -140,8 +140,8 @@ def operate(place: Place) -> bool:
                 place.session.refusals.append((place.step.name, place.refusal(words)))
                 return False
             place.session.alarm(f"{place.step.name}: asked for, and done although {words}")
-        shown = proof_of(place.step, place.session, built, place.sample, str(place))
-        needs = None if _for_all_numbers(shown) else place.needs(built)
+        proof_fields = proof_of(place.step, place.session, built, place.sample, str(place))
+        needs = None if _for_all_numbers(proof_fields) else place.needs(built)
         if isinstance(needs, Refusal):
             place.undo()
             place.session.refusals.append((place.step.name, place.refusal(needs.reason)))
@@ -154,7 +154,7 @@ def operate(place: Place) -> bool:
         wrapped = PassError(f"pass {place.step.name} at {place} ({place.kind}) {words}")
         _undo(place, wrapped)
         raise wrapped from error
-    place.session.changes.append(replace(place.replace(built), **shown, needs=needs))
+    place.session.changes.append(replace(place.replace(built), **proof_fields, needs=needs))
     return True
 
 
@@ -170,9 +170,9 @@ def _new_fault(built: Built, target: str | None) -> str:
     return ""
 
 
-def _for_all_numbers(shown: Mapping[str, Any]) -> bool:
+def _for_all_numbers(proof_fields: Mapping[str, Any]) -> bool:
     """Does the proof of an edit hold for numbers of any magnitude?"""
-    return "proof" in shown and shown["proof"].grade is Grade.BITS
+    return "proof" in proof_fields and proof_fields["proof"].grade is Grade.BITS
 
 
 def _built(place: Place) -> Built | Refusal:

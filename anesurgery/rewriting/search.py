@@ -24,7 +24,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.score import CLEARLY, OFF, Score
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
-from anesurgery.rewriting.checks import too_far
+from anesurgery.rewriting.checks import why_too_far
 from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
@@ -236,7 +236,7 @@ class Search:
             other = self.without(end, step)
             if other is None or len(other.steps) != len(end.steps) - 1:
                 continue
-            if other.cost_to_callers > end.cost_to_callers or too_far(self.before_remedies, other):
+            if other.cost_to_callers > end.cost_to_callers or why_too_far(self.before_remedies, other):
                 continue
             better = _better_without(end, other)
             why = f"{USELESS} ({better})" if better else USELESS
@@ -400,7 +400,7 @@ class Search:
         gain = gain or score.gain(old.score) or _fewer_findings(new, old)
         if price := _unpaid_price(old, new) if gain else NOTHING:
             return gain, f"tried and undone: {price}"
-        error = too_far(old, new)
+        error = why_too_far(old, new)
         return gain, f"tried, and it failed: {error}" if error else ""
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:

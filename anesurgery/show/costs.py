@@ -114,7 +114,7 @@ SIZES_FIRST = Problem(
 """The first problem of a model of flexible size."""
 OF_SIZES = frozenset({RANGE.id, DISPUTED_RANGE.id, RANGE_ELSEWHERE.id})
 """Rules that say the same as `SIZES_FIRST`."""
-BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
+BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )", " and the ")
 """Patterns at which a line that is too long ends, the best first; else after a word. `--full` shows all."""
 LAST_WORD = 20
 """From this many letters on, a word at the end of a line is cut itself."""
@@ -122,15 +122,22 @@ WHAT_LENGTH = 56
 """The most letters of a problem's ops, so that its cause has room on their line."""
 
 
+def first_clauses(words: str, most: int, least: int = 0) -> str:
+    """Return the first clauses: more than `least`, at most `most` characters; "" where none ends there."""
+    for boundary in BOUNDARIES:
+        ends = [match.start() for match in re.finditer(boundary, words)]
+        if fitting := [end for end in ends if least < end <= most]:
+            return words[: fitting[-1]]
+    return ""
+
+
 def cut(words: str, style: str = "") -> Text:
     """Return a line that fits a terminal, ended at a clause if possible, and never before the cause."""
     if len(words) <= WIDTH:
         return plain(words, style)
     least = max(words.find(": ") + 2, WIDTH // 2)  # where the cause begins, but no short line
-    for boundary in BOUNDARIES:
-        ends = [match.start() for match in re.finditer(boundary, words)]
-        if fitting := [end for end in ends if least < end <= WIDTH]:
-            return plain(words[: fitting[-1]], style)
+    if shorter := first_clauses(words, WIDTH, least):
+        return plain(shorter, style)
     if " " in words[max(least, WIDTH - LAST_WORD) : WIDTH - 1]:
         return plain(f"{words[: words.rindex(' ', 0, WIDTH - 1)]} …", style)
     line = plain(words, style)
@@ -175,12 +182,13 @@ def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
 def _merged(one: Problem, other: Problem) -> Problem:
     """Return two problems of the same ops as one; of a wrong and another, the wrong one counts.
 
-    Words about numbers replace those about time that no pass goes with.
+    Words about numbers replace those about time that no pass goes with, or the same one.
     """
     if other.wrong and not one.wrong:
         return other
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
-    if (one.kind, other.kind) == ("speed", "numeric") and not one.remedies:
+    same_pass = set(one.remedies) <= set(other.remedies)
+    if (one.kind, other.kind) == ("speed", "numeric") and same_pass:
         return replace(other, remedies=remedies)
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
@@ -293,13 +301,22 @@ def on_a_screen(
     report = replace(report, parts=[part for part in report.parts if part])
     room = SCREEN - len(as_text(report).splitlines()) - 1  # lines, without that of the title
     problems = [] if inspection is None else [*filter(None, (_without(p, tried) for p in costs(inspection)))]
-    shown = problems[: max(0, min(MOST, room // 2))]  # each has two lines, or three if there is room
+    shown = _first(problems, max(0, min(MOST, room // 2)))  # each has two lines, or three if there is room
     lines: list[Text] = []
     for number, problem in enumerate(shown, 1):
         spare = room - len(lines) - 2 * (len(shown) - number + 1)
         lines += problem.lines(number, repair, two_lines=spare > 0)
     below = [Line(title, "bold"), *lines] if lines else []
     return replace(report, parts=[*report.parts, *below])
+
+
+def _first(problems: list[Problem], most: int) -> list[Problem]:
+    """Return the first problems; if none is about numbers, the last place goes to the first that is."""
+    shown, rest = problems[:most], problems[most:]
+    if most < MOST or any(problem.kind == "numeric" or problem.wrong for problem in shown):
+        return shown
+    numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
+    return [*shown[:-1], *numbers[:1]] if numbers else shown
 
 
 ROWS = 4

@@ -26,7 +26,7 @@ from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.rewriting.session import Report as PassReport
 from anesurgery.show.console import WIDTH, plain, shows
-from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, first_clauses, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.terminal import unit_bars
@@ -220,11 +220,11 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
 def _left_out(refused: Mapping[str, Refusal]) -> Text:
     """Return a line with the passes that were left out, and the reason of the first."""
     first, *others = refused
-    names = "".join(f", {name}" for name in others)
-    frame = f"Left out: {first} ()"
-    more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
+    why = refused[first].reason.removeprefix("tried and ").removeprefix("undone: ")
+    frame, names = f"Left out: {first} ()", "".join(f", {name}" for name in others)
+    more = names if len(frame + why + names) <= WIDTH or len(others) < 2 else f", and {len(others)} more"
     room = max(WIDTH - len(frame + more), LEAST_REASON)
-    reason = textwrap.shorten(refused[first].reason.removeprefix("undone: "), room, placeholder=" …")
+    reason = (len(why) > room and first_clauses(why, room)) or textwrap.shorten(why, room, placeholder=" …")
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
 
 

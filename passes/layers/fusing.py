@@ -172,13 +172,17 @@ def _row_ending_at(network: Network, node: Node) -> list[_Link]:
     """Return the longest row of layers that bound a value and that ends with `node`; empty if there is none."""
     row: list[_Link] = []
     layer: Node | None = node
-    while layer is not None and layer.kind in BOUNDS and len(layer.inputs) == len(layer.outputs) == 1:
-        bounds = BOUNDS[layer.kind](layer.params)
-        if bounds is None or not bounds.low <= bounds.high:  # NaN is no bound either
-            break
+    while layer is not None and (bounds := _bounds(layer)) is not None:
         row.insert(0, _Link(layer, bounds))
         layer = _sole_maker(network, layer)
     return row
+
+
+def _bounds(node: Node) -> _Bounds | None:
+    """Return how a layer bounds its input; None where it does anything else."""
+    alone = node.kind in BOUNDS and len(node.inputs) == len(node.outputs) == 1
+    bounds = BOUNDS[node.kind](node.params) if alone else None
+    return bounds if bounds is not None and bounds.low <= bounds.high else None  # NaN is no bound either
 
 
 @dataclass(frozen=True)
@@ -196,8 +200,8 @@ class FuseClip(LayerRewrite):
     layers and their version. Without a lower bound `clip` gets the least fp32 number: only minus infinity
     differs, which becomes it.
 
-    Refuses when a blob that it would read is overwritten later. A blob that somebody else reads too ends the
-    row, and a row stays that has no more layers than what would come.
+    A blob that somebody else reads too, or that is overwritten later, ends the row. A row stays that has no
+    more layers than what would come.
 
     Why it helps: one layer or two in place of four, where an old converter wrote ReLU6; the
     gain was not measured. Activations and `unary` were reported on the ANE (hollance/neural-engine,
@@ -240,7 +244,7 @@ def _is_inside_row(site: Site) -> bool:
     readers = network.readers(site.outputs[0]) if len(site.outputs) == 1 else []
     if len(readers) != 1 or not all(map(network.plain, readers[0].outputs)):
         return False
-    return any(link.node is site.node for link in _row_ending_at(network, readers[0]))
+    return _bounds(readers[0]) is not None and _sole_maker(network, readers[0]) is site.node
 
 
 def _fewest_layers(bounds: _Bounds, takes_clip: bool) -> list[Step]:
@@ -439,7 +443,7 @@ def _weighted_layer_before(site: Site) -> Node:
         source = "an input" if before is None else f"a layer {before.kind}"
         raise Refused(f"it comes after {source}, no convolution or inner product")
     if _sole_maker(site.network, site.node) is None:
-        raise Refused(f"what the {before.kind} makes is read elsewhere too")
+        raise Refused(f"what the {before.kind} makes is read elsewhere too, or its input is overwritten later")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:
         raise Refused("the channels of the inner product are the last axis, its own are axis -3")
     return before

@@ -15,6 +15,7 @@ from torch_modules import Formula
 import anesurgery as ane
 from anesurgery.coreai import child, running, toolkit
 from anesurgery.errors import InterpretError, LoadError, SurgeryError, UnknownName
+from anesurgery.interpret.state import Box
 
 pytestmark = needs_core_ai
 
@@ -55,6 +56,14 @@ def test_a_state_lives_on(tmp_path: Path) -> None:
     outputs, states = running.run(path, {"x": np.ones(3)}, states=states)
     assert outputs["y"].tolist() == [4.0, 4.0, 4.0]
     assert states["total"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_an_unknown_output_leaves_the_state_as_it_is(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "c.aimodel", Counter(), [torch.ones(3)], state_names=["total"])
+    state = {"total": Box(torch.zeros(3))}
+    with pytest.raises(UnknownName, match="unknown output 'z'"):
+        running.run_model(path, {"x": np.ones(3)}, outputs=["z"], state=state)
+    assert not state["total"].written
 
 
 def test_a_division_by_zero_ends_the_child_and_is_said(tmp_path: Path) -> None:

@@ -564,6 +564,22 @@ def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "pads", [lambda n: (0, 0, 0, 40 - n), lambda n: (1, 0, n - 8, 12 - n), lambda n: (-n % 8, 0)]
+)
+@pytest.mark.parametrize("length", [8, 13, 40])
+def test_padding_by_amounts_that_follow_from_a_size(pads: Callable[[int], Any], length: int) -> None:
+    """By nothing, by a few rows at either end, and by less than nothing, which cuts."""
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, pads(x.shape[2]), value=7.0)
+
+    model = of_any_size(padded, "iOS17")
+    picture = torch.randn(1, 3, length, 8)
+    (found,) = run(model, {"x": picture.numpy()}).values()
+    assert np.array_equal(found, padded(picture).numpy())
+
+
 def of_any_size(function: Callable[[torch.Tensor], torch.Tensor], target: str) -> Any:
     """The model of a function of pictures whose two sides vary."""
     frontend.register()

@@ -31,6 +31,7 @@ def filled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a remainder of one": lambda x: x % 1,
     "a remainder of one, by name": lambda x: torch.remainder(x, 1.0) * 2,
+    "a remainder of one, of whole numbers": lambda x: x.int() % 1,
     "a remainder of two": lambda x: x % 2,
     "an angle": lambda x: torch.atan2(Y, x),
     "an angle the other way": lambda x: torch.atan2(x, QUARTERS),
@@ -60,6 +61,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "places of maxima beyond the end": lambda x: F.max_pool1d(x, 2, ceil_mode=True, return_indices=True)[1],
     "one padding for both axes": lambda x: F.avg_pool2d(x[None], 3, 1, padding=[1]),
     "one number of each kind": lambda x: F.max_pool2d(x[None], [3], [2], [1]),
+    "a mask of a diagonal": lambda x: x.masked_fill(~torch.eye(3, 5, dtype=torch.bool), 0.5),
+    "a diagonal of whole numbers": lambda x: x * (torch.eye(5, dtype=torch.int32)[:3] // 2 + 1),
     "a running logarithm": lambda x: torch.logcumsumexp(5 * x, 1),
     "a running logarithm of rows": lambda x: torch.logcumsumexp(x, -1),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,37 @@ def test_a_module_may_take_any_number_of_tensors(inputs: Any, names: list[str]) 
     assert_close(found, Rest()(*map(torch.tensor, given.values())).numpy(), rtol=2e-2)
 
 
+class ByKind(nn.Module):
+    """Parameters that are given by place alone, and by name alone."""
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, z: float = 2.0, /, *rest: torch.Tensor, s: Any = 0
+    ) -> torch.Tensor:
+        """Each counts another number of times."""
+        return x - z * (0 if y is None else y) + sum(rest) * 3 - s
+
+
+@pytest.mark.parametrize(
+    ("inputs", "signs"),
+    [
+        ([IMAGE], {"x": 1}),
+        ({"y": IMAGE + 1, "x": IMAGE}, {"x": 1, "y": -2}),
+        ({"s": IMAGE + 1, "x": IMAGE}, {"x": 1, "s": -1}),
+    ],
+)
+def test_parameters_may_be_by_place_or_by_name_alone(inputs: Any, signs: dict[str, int]) -> None:
+    model, given = convert_module(ByKind(), inputs)
+    assert given is not None
+    assert set(given) == set(signs)
+    (found,) = ane.run(model, given).values()
+    assert_close(found, sum(sign * given[name] for name, sign in signs.items()), rtol=2e-2)
+
+
+def test_a_gap_before_an_input_that_is_given_by_place_is_refused() -> None:
+    with pytest.raises(SurgeryError, match="inputs: y is missing, and comes before other; give both"):
+        convert_module(ByKind(), {"x": IMAGE, "other": IMAGE})
+
+
 class Unrolled(nn.Module):
     """Windows of 2x2 pixels side by side, as Hiera cuts its image."""
 
@@ -182,7 +214,7 @@ def test_a_target_after_the_inputs_counts() -> None:
         ({"z": IMAGE}, "the module takes no 'z'; it takes x, mask"),
         ("image.npy", "a str is no tensor and no array"),
         (torch.tensor(3.0), "x has no axes, and Core ML takes no such input; give it the shape (1,)"),
-        (torch.zeros(1, 4), "Scores does not run on the inputs, or cannot be traced: "),
+        (torch.zeros(1, 4), "Scores does not run on the inputs: "),
     ],
 )
 def test_bad_inputs_are_explained(inputs: Any, words: str) -> None:
@@ -326,3 +358,50 @@ def test_an_error_of_the_converter_without_words_names_the_operation() -> None:
     node = SimpleNamespace(kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
     with pytest.raises(AssertionError, match="without a reason .converting clamp_min"):
         frontend._naming_module(fails)(None, node)
+
+
+class Traced(nn.Module):
+    """Gives `change` more where it is traced."""
+
+    def __init__(self, change: float) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        jit: Any = torch.jit
+        return x + self.change if jit.is_tracing() else x * 1
+
+
+def test_a_trace_with_other_numbers_is_told() -> None:
+    with pytest.warns(
+        SurgeryWarning, match=r"Traced gives other numbers when it is traced \(0\.5 of their range"
+    ):
+        convert_module(Traced(1.0), torch.tensor([[0.0, 2.0, torch.inf]]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Traced gives other numbers")
+        convert_module(Traced(1e-4), torch.tensor([[0.0, 2.0, torch.inf]]))
+
+
+class Hidden(torch.autograd.Function):
+    """Calls layers that the tracer does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> Any:
+        return layer(x)
+
+
+class Hiding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        apply: Any = Hidden.apply
+        return apply(x, self.layer)
+
+
+def test_what_only_export_follows_is_told() -> None:
+    module, x = Hiding().eval().requires_grad_(False), torch.randn(2, 4)
+    with pytest.raises(LoadError, match=r"Hiding runs on the inputs, but torch\.jit\.trace .* torch\.export"):
+        convert_module(module, x)
+    convert_module(torch.export.export(module, (x,)), None)

@@ -94,6 +94,22 @@ def test_a_preprocessing_for_other_colours_is_refused() -> None:
         import_network(pixels("GRAYSCALE", redBias=3))
 
 
+def test_an_optional_image_stays_an_image_and_must_be_given() -> None:
+    spec = pixels("RGB")
+    spec.description.input[0].type.isOptional = True
+    loaded = import_network(spec)
+    image = loaded.spec.description.input[0]
+    assert (image.type.WhichOneof("Type"), image.type.isOptional) == ("imageType", False)
+    assert "input 'image' must be given: an image has no default in an ML Program" in loaded.notes
+
+
+@pytest.mark.parametrize(("spec", "named"), [(relu().spec, True), (pixels("RGB"), False)])
+def test_a_preprocessing_of_all_images_is_noted_where_there_is_none(spec: Any, named: bool) -> None:
+    spec.neuralNetwork.preprocessing.add(featureName="").scaler.channelScale = 2.0
+    notes = import_network(spec).notes
+    assert ("the preprocessing of all images was left out: no input is an image" in notes) == named
+
+
 def classifier(labels: list[Any]) -> Any:
     builder = NeuralNetworkBuilder([("x", datatypes.Array(4))], [("probabilities", None)], mode="classifier")
     builder.add_inner_product("ip", floats(3, 4), None, 4, 3, False, "x", "scores")

@@ -13,6 +13,8 @@ from anesurgery.commands import app as cli
 from anesurgery.commands.options import BAD_INPUT
 from anesurgery.errors import LoadError
 from anesurgery.files.protobuf import proto
+from anesurgery.network_editing.network import Network
+from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
@@ -43,6 +45,25 @@ def test_damage_after_a_custom_layer_is_found() -> None:
     spec.neuralNetwork.layers[0].convolution.weights.floatValue.pop()
     with pytest.raises(LoadError, match="has 107 numbers, expected 108"):
         inspect_network(spec, Target(), "m")
+
+
+def test_a_custom_layer_in_a_branch_is_no_damage(tmp_path: Path) -> None:
+    """No layer of such a network could be edited."""
+    spec = build()
+    layers = spec.neuralNetwork.layers
+    layers.add(name="sum", input=["image"], output=["sum"]).reduce.SetInParent()
+    branch = layers.add(name="branch", input=["sum"]).branch
+    branch.ifBranch.layers.add(name="inner", input=["image"], output=["side"]).custom.className = "Swish"
+    branch.elseBranch.layers.add(name="other", input=["image"], output=["side"]).copy.SetInParent()
+    assert Network(spec).blobs.errors == []
+    path = tmp_path / "m.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    NeuralNetwork.read(path)
+    branch.ifBranch.layers.insert(0, layers[0])
+    branch.ifBranch.layers[0].convolution.weights.floatValue.pop()
+    path.write_bytes(spec.SerializeToString())
+    with pytest.raises(LoadError, match="has 107 numbers, expected 108"):
+        NeuralNetwork.read(path)
 
 
 def test_a_damaged_model_of_a_pipeline_is_an_error(tmp_path: Path) -> None:

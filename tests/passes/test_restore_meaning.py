@@ -260,6 +260,8 @@ def test_outputs_that_move_are_not_named() -> None:
         (lambda x: mb.mul(x=x, y=HALF(1e-7), name="y"), "keeps 2 of"),
         (lambda x: mb.real_div(x=x, y=HALF(3e-5), name="y"), "keeps 9 of"),
         (lambda x: mb.mul(x=x, y=HALF(0), name="y"), "multiplied by 0"),
+        (lambda x: mb.real_div(x=x, y=HALF(0), name="y"), "divided by 0"),
+        (lambda x: mb.real_div(x=HALF(0), y=x, name="y"), ""),
         (lambda x: mb.mul(x=x, y=HALF(0.001), name="y"), ""),
         (lambda x: mb.add(x=x, y=HALF(1e-7), name="y"), ""),
     ],

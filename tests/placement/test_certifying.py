@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 from one_layer import network
 
 import anesurgery as ane
@@ -253,6 +254,18 @@ def test_a_grown_epsilon_counts_where_rows_have_a_spike(
     assert ane.certify(program, {"x": values}).verdict == verdict
     findings = ane.inspect(program).all_findings
     assert any(f.rule == "lost-epsilon" for f in findings) == found
+
+
+def test_a_grown_epsilon_over_an_unknown_length_is_found() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, get_new_symbol()))])
+    def program(x: Var) -> Var:
+        scale = mb.reduce_max(x=mb.abs(x=x), axes=[-1], keep_dims=True)
+        mean = mb.reduce_mean(x=mb.square(x=mb.real_div(x=x, y=scale)), axes=[-1], keep_dims=True)
+        root = mb.sqrt(x=mb.add(x=mean, y=np.float32(1e-7)))
+        return mb.real_div(x=x, y=mb.mul(x=root, y=scale), name="y")
+
+    (found,) = (f.message for f in ane.inspect(program).all_findings if f.rule == "lost-epsilon")
+    assert found.endswith("changes a row with a spike the more, the longer it is")
 
 
 def test_a_target_that_cannot_load_the_model_is_noted() -> None:

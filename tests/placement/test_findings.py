@@ -178,7 +178,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "sdpa-os26": (
         lambda: program(lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k), *HEADS, **IOS18),
-        "attention of 1x2x16x32",
+        "NaN from fused attention of 1x2x16x32",
         lambda: program(lambda q, k: attention(q, k), *HEADS),
     ),
     "attn-query-tile": (
@@ -295,6 +295,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(
             lambda q, k, m: attention(q, k, mask=mb.mul(x=m, y=np.float16(-1e4))), *HEADS, (1, 1, 1, 16)
         ),
+    ),
+    "num-nan-test": (
+        lambda: program(lambda x: mb.cast(x=mb.not_equal(x=x, y=x), dtype="fp16"), (1, 64)),
+        "finds no NaN in %x",
+        lambda: program(lambda x, y: mb.cast(x=mb.not_equal(x=x, y=y), dtype="fp16"), (1, 64), (1, 64)),
     ),
     "num-constant": (
         lambda: program(lambda x: mb.add(x=x, y=half(64, value=np.inf)), (1, 64)),

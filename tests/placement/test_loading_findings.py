@@ -108,6 +108,28 @@ def test_loads_that_were_reported(name: str) -> None:
     assert (rule in found) if rule else not found
 
 
+def looked_up(size: int, groups: int = 1) -> Callable[[], Program]:
+    """Rows of a table of palettes, one for each group of rows."""
+
+    def body(x: Var) -> Var:
+        table = mb.constexpr_lut_to_dense(
+            indices=np.zeros((32, 8), types.np_uint4_dtype if size == 4 else np.uint8),
+            lut=np.zeros((groups, 1, 2**size, 1), np.float16),
+        )
+        ids = mb.cast(x=mb.reduce_sum(x=x, axes=[-1]), dtype="int32")
+        return mb.gather(x=table, indices=ids, axis=0, validate_indices=False)
+
+    return of(body, (4, 8))
+
+
+@pytest.mark.parametrize(("size", "groups", "said"), [(4, 1, True), (4, 2, False), (8, 1, False)])
+def test_one_palette_of_4_bits_for_a_table_of_rows_is_named(size: int, groups: int, said: bool) -> None:
+    found = ane.inspect(looked_up(size, groups)(), "M4/macOS 26")
+    messages = [f.message for f in found.findings if f.rule == "num-coarse-table"]
+    assert len(messages) == said
+    assert all("32x8" in message and "16 different numbers" in message for message in messages)
+
+
 def test_without_the_engine_nothing_is_compiled_for_it() -> None:
     found = ane.inspect(products(9)(), "M4/macOS 15", compute_units="CPU_ONLY")
     assert not {f.rule for f in found.findings} & {r.id for r in whole_model.SLOW_LOADS}

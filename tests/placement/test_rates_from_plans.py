@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bad_networks import build
 from fake_core_ml import FakeModel, convolutions, install
+from statement import conv, of
 from typer.testing import CliRunner
 
 import anesurgery as ane
@@ -95,6 +96,19 @@ def test_a_table_changes_estimates_and_is_named() -> None:
     assert after.ane == pytest.approx(1000 * before.ane)
     assert (after.cpu, after.off) == (before.cpu, (1.1, before.off[1]))
     assert any("learned from Apple M2, macOS 15.3" in note for note in learned.notes)
+
+
+@pytest.mark.parametrize("units", [("ane",), ("cpu",), ("ane", "cpu")])
+def test_a_corrected_unit_leaves_the_doubt_about_the_other(units: tuple[str, ...]) -> None:
+    table = Corrections(("Apple M2, macOS 15.3",), {"conv": {u: Correction(3.0, 1.1, 9) for u in units}})
+    program = of(conv(14, 14, 3, 3), (1, 14, 64, 64))()  # 62 operations per byte lie at the cut
+    target = Target.parse("M4/macOS 27")
+    before, after = (ane.inspect(program, t).ops[0].estimate for t in (target, replace(target, rates=table)))
+    assert before is not None
+    assert after is not None
+    ((ane_before, cpu_before),) = before.or_else
+    row = (after.ane if "ane" in units else ane_before, after.cpu if "cpu" in units else cpu_before)
+    assert after.or_else == (() if len(units) == 2 else (row,))
 
 
 def test_what_an_m4_recorded_agrees_with_the_formulas() -> None:

@@ -357,7 +357,7 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
 ) -> None:
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
     monkeypatch.setattr(searching, "CLEARLY", least)
-    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setattr(searching, "why_too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
@@ -374,7 +374,7 @@ def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
     monkeypatch.setattr(searching, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setattr(searching, "why_too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())

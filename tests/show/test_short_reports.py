@@ -17,7 +17,7 @@ from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
-from anesurgery.show.costs import MOST, SCREEN, costs, cut, fitted, on_a_screen
+from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, first_clauses, fitted, on_a_screen
 from anesurgery.show.report import Report, Table
 
 WIDTH, LINES = 80, 14
@@ -107,6 +107,26 @@ def test_sizes_that_vary_are_fixed_before_all_else() -> None:
     assert "fix_shapes" in first.advice
     assert [(cost.remedies, cost.advice) for cost in others] == [((), "after that: rerank")]
     assert ("rerank",) in [cost.remedies for cost in costs(one)]
+
+
+def test_of_time_and_numbers_that_one_pass_repairs_the_numbers_are_said() -> None:
+    """The wrong version: fused attention is said to be small, and not that it gives NaN."""
+    both = (finding("slow", kind="speed", remedy="p"), finding("nan", kind="numeric", remedy="p"))
+    one = inspection([row(0, "attention", "ane", findings=tuple(replace(f, op="attention_0") for f in both))])
+    assert [cost.rule for cost in costs(one)] == ["nan"]
+
+
+@pytest.mark.parametrize(("remedy", "last"), [("widen_to_fp32", "numbers"), (None, "c")])
+def test_a_repair_of_numbers_has_a_place_on_the_screen(remedy: str | None, last: str) -> None:
+    """The wrong version: three costs of time leave no room for a phase that fp16 cannot hold."""
+    rows = [
+        row(i, name, "cpu", ms=9.0 - i, findings=(finding(name, op=f"{name}_{i}", remedy="rerank"),))
+        for i, name in enumerate("abc")
+    ]
+    wrong = finding("numbers", kind="numeric", op="d_3", remedy=remedy)
+    timed = inspection([*rows, row(3, "d", "ane", ms=1.0, findings=(wrong,))])
+    timed = replace(timed, time=Time(25.0, 20.0, 30.0, 1, "one", {}, {}, {}))
+    assert [cost.rule for cost in _first(costs(timed), MOST)] == ["a", "b", last]
 
 
 @pytest.mark.parametrize(
@@ -222,3 +242,9 @@ def test_what_was_tried_is_not_named_again() -> None:
     assert "fix pad_last_axis" in text
     assert "fold_long_axis" not in text
     assert "cast_0" not in text
+
+
+def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:
+    words = "weights 76.8 MB -> 128 MB and the expected time rises"
+    assert first_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
+    assert first_clauses(words, 20) == first_clauses(words, 40, least=30) == ""

@@ -523,18 +523,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chosen-places",
         names("resample"),
-        what="RT-DETR, a detector with deformable attention around its top queries, lost accuracy: mAP 0.485 "
-        "with CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. It took 50 ms with CPU_AND_NE and 17 ms with ALL. "
-        "Detectors without such attention (YOLO26) were correct. Which op is wrong is not known; fp32 for "
-        "linear and gather helped",
-        source="ultralytics/ultralytics: pull requests 24510, 24944, 24999",
-        seen="M5, macOS 26.5.1, CPU_AND_NE",
+        what="RT-DETR, a detector with deformable attention around its top queries, lost accuracy: mAP 0.485 with "
+        "CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. Detectors without such attention (YOLO26) were correct. "
+        "Boxes and masks of RF-DETR were shifted with ALL, and correct with CPU_AND_GPU or in fp32. Which op is "
+        "wrong is not known",
+        source="ultralytics/ultralytics: pull requests 24510, 24944, 24999; software-mansion/"
+        "react-native-executorch: issue 1406",
+        seen="M5, macOS 26.5.1, CPU_AND_NE; RF-DETR on iOS, ALL, device not given",
         chips=("M5",),
         systems=(("macOS", 26),),
         units="engine alone",
         form=_chosen_places,
         fp16_only=True,
-        advice="load it with ALL, or convert with fp32 for linear and gather",
+        advice="load it with CPU_AND_GPU, or convert with fp32 for linear and gather",
     ),
     Fault(
         "conv-uneven-kernel",

@@ -54,7 +54,8 @@ def may_run_core_ai(fault: Fault, target: Target) -> bool:
 def may_concern(fault: Fault, target: Target) -> bool:
     """Is a target warned of a fault: may Core ML use the unit, on a release from `since` on?"""
     first = dict(fault.since).get(target.platform or "", 0)
-    is_asked = _may_use_unit(fault, target) or fault.units == "any"
+    beside_gpu = fault.units == "engine alone" and target.uses_ane  # warned of with the GPU as well
+    is_asked = _may_use_unit(fault, target) or fault.units == "any" or beside_gpu
     return is_asked and (target.os is None or target.os >= first)
 
 

@@ -33,6 +33,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     is_stored,
+    is_symbolic,
     np_dtype,
     operands,
     producer,
@@ -101,6 +102,10 @@ def _widens_constant(op: Operation) -> bool:
     return is_stored(before) and wider and elements(before) > 1
 
 
+TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
+"""Ops that coremltools moves a transpose past."""
+
+
 def _is_transposed_back(op: Operation) -> bool:
     """Does a chain of at most 8 elementwise ops lead from a transpose to one that undoes it?"""
     readers = consumers(op.outputs[0])
@@ -117,9 +122,6 @@ def _is_transposed_back(op: Operation) -> bool:
         readers = consumers(readers[0].outputs[0])
     return False
 
-
-TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
-"""Ops that coremltools moves a transpose past."""
 
 _DEFAULT_PASSES = (
     _DefaultPass(
@@ -170,7 +172,9 @@ def save_changes(program: Program) -> Iterator[Finding]:
             yield default_pass.rule().finding(message)
 
 
-LARGEST_INT16 = 2**15 - 1
+LARGEST_INT16 = np.iinfo(np.int16).max
+NARROWED = names("gather gather_along_axis gather_nd squeeze topk")
+"""Ops whose integers coremltools casts to 16 bits (its pass `add_int16_cast`)."""
 
 
 def lost_remainder(op: Operation) -> str:
@@ -188,8 +192,8 @@ class GrownEpsilon:
     mean: Var
     """The mean of the squares of x / scale."""
     epsilon: Var
-    count: int
-    """The number of squares in a mean."""
+    count: float
+    """The largest number of squares in a mean; infinite where a length is unknown."""
 
     @property
     def most_change(self) -> float:
@@ -219,7 +223,8 @@ def grown_epsilon(op: Operation) -> GrownEpsilon | None:
         division = producer(square.x, "real_div")
         if division is not None and _is_largest_of(division.y, division.x) and _is_rescaled(op, division.y):
             lengths = [mean_op.x.shape[axis] for axis in axes_of(mean_op)]
-            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in lengths if isinstance(n, int)))
+            count = math.prod(math.inf if is_symbolic(n) else n for n in lengths)
+            return GrownEpsilon(division.y, mean, epsilon, count)
     return None
 
 
@@ -243,7 +248,7 @@ def lost_branch(op: Operation) -> Operation | None:
     if angle is None or not angle.all_quadrants:
         return None
     results = results_at_points(op, angle.y, angle.x, np.array([[0.0], [-1.0]]))
-    if results is None or results[0] > 1.0:
+    if results is None or results[0] > 1.0:  # pi where the branch is there, else 0
         return None
     for comparison in angle.ops:
         is_above = comparison.op_type == "greater" and comparison.x is angle.y and number(comparison.y) == 0
@@ -272,10 +277,6 @@ def narrowed_data(op: Operation) -> str:
         return ""
     reach = "may be any int32" if most >= 2**31 - 1 else f"reaches {most:.0f}"
     return f"%{cast.x.name} {reach}, and int16 ends at {LARGEST_INT16}"
-
-
-NARROWED = names("gather gather_along_axis gather_nd squeeze topk")
-"""Ops whose integers coremltools casts to 16 bits (its pass `add_int16_cast`)."""
 
 
 def narrowed_places(op: Operation) -> str:
@@ -308,17 +309,17 @@ def rounded_integers(op: Operation) -> str:
 
 def integers_behind(var: Var) -> list[Var] | None:
     """Return the integers that a float is computed from by limits and rounded division; None for others."""
-    integers, pending, seen = list[Var](), [var], set[Var]()
+    integers, pending, queued = list[Var](), [var], set[Var]()
     while pending:
-        if len(seen) > MOST_LIMITED:
+        if len(queued) > MOST_LIMITED:
             return None
         value = pending.pop()
         cast, limited = producer(value, "cast"), producer(value, *LIMITS)
         if cast is not None and np_dtype(cast.x).kind in "iu":
             integers.append(cast.x)
         elif limited is not None:
-            pending += [v for _, v in reversed(list(operands(limited))) if v not in seen]
-            seen.update(pending)
+            pending += [v for _, v in reversed(list(operands(limited))) if v not in queued]
+            queued.update(pending)
         elif not is_stored(value) or not _holds_integers(value):
             return None
     return integers
@@ -337,16 +338,18 @@ def kept_sign(op: Operation) -> str:
 
 
 def rounded_away(op: Operation) -> str:
-    """Report an fp16 constant that rounding has made 0 or subnormal."""
+    """Report a factor or divisor in fp16 that rounding has made 0 or subnormal."""
     for name, var in operands(op):
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
         if value is None or np.size(value) != 1 or (cast is not None and np_dtype(cast.x).kind == "b"):
-            continue
+            continue  # a mask may be multiplied by any constant
         size = abs(float(np.asarray(value).item()))
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
-        if 0 < size < fp16.NORMAL and op.op_type in ("mul", "real_div"):
+        if size == 0 and name == "y":
+            return f"%{op.outputs[0].name} is divided by 0"
+        if 0 < size < fp16.NORMAL:
             digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
             return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
     return ""
@@ -431,16 +434,17 @@ _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
 RESTORE = "restore_meaning"
 
 
-def epsilon(op: Operation) -> str:
+def late_epsilon(op: Operation) -> str:
     """Report a norm whose epsilon counts more than it should."""
     norm = grown_epsilon(op)
     if norm is None or norm.most_change < LEAST_CHANGE:
         return ""
     words = f"%{norm.epsilon.name} is added after the division by %{norm.scale.name}"
-    return f"{words}, which changes a row with a spike by up to {norm.most_change:.1%}"
+    most = f"by up to {norm.most_change:.1%}" if math.isfinite(norm.count) else "the more, the longer it is"
+    return f"{words}, which changes a row with a spike {most}"
 
 
-def branch(op: Operation) -> str:
+def lost_half_axis(op: Operation) -> str:
     """Report an atan2 that is wrong on the negative half of the x axis."""
     return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
@@ -461,7 +465,7 @@ RULES = (
         "the converted rms_norm first divides by the largest magnitude, and then adds the original epsilon. "
         "So the epsilon is too large by the square of this magnitude, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
-        test=lambda op, target: epsilon(op),
+        test=lambda op, target: late_epsilon(op),
         remedy=RESTORE,
         advice="divide the epsilon by the square of the scale",
     ),
@@ -471,7 +475,7 @@ RULES = (
         "torch.atan2 was converted without the branch y = 0: the DC and Nyquist bins get the phase 0 instead "
         "of pi",
         "FluidInference/mobius: pull request 50",
-        test=lambda op, target: branch(op),
+        test=lambda op, target: lost_half_axis(op),
         remedy=RESTORE,
         advice="compare y with greater_equal",
     ),
@@ -509,7 +513,7 @@ RULES = (
     ),
     _lint(
         "lost-digits",
-        names("mul real_div add sub pow"),
+        names("mul real_div"),
         "a small constant lost digits in fp16, which has 11 binary digits down to 6.1e-5, fewer below, and "
         "none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",

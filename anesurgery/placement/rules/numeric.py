@@ -428,6 +428,12 @@ def infinite_constant(op: Operation, target: Target) -> str:
     return ""
 
 
+def compared_with_itself(op: Operation, target: Target) -> str:
+    """Report a float that is compared with itself, which only NaN is not equal to."""
+    is_float = np_dtype(op.x).kind == "f"
+    return f"the engine finds no NaN in %{op.x.name}" if op.x is op.y and is_float else ""
+
+
 KEEPS_NUMBERS = CARRIERS | {"tile"}
 """Ops that move or repeat a guarded number without changing it."""
 DIVIDING = frozenset({"inverse", "rsqrt", "real_div"})
@@ -745,6 +751,15 @@ RULES: tuple[Rule, ...] = (
         remedy="padding_mask_tensor",
         remedy_for=repair_of_fill,
         advice="multiply with -1e4",
+    ),
+    _numeric(
+        "num-nan-test",
+        names("equal not_equal"),
+        "on the engine NaN becomes a large number or an infinity before it is compared, and no NaN is found",
+        "FluidInference/FluidAudio: issue 679; 751K: notes/numerics.md; sbryngelson/ANEForge: issue 120",
+        test=compared_with_itself,
+        scope=Scope(os="seen on M4, M5, M6"),
+        advice="find NaN in the app, or prevent it: 0 / 0, 0 * infinity, roots and logarithms below 0",
     ),
     _numeric(
         "num-constant",

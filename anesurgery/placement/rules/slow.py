@@ -83,7 +83,7 @@ def fused_on_26(op: Operation, target: Target) -> str:
     if target.os not in (None, 26):
         return ""
     unknown_os = "" if target.os else "; the target names no OS"
-    return f"fused attention of {shape_in_words(op.query.shape)}{unknown_os}"
+    return f"NaN from fused attention of {shape_in_words(op.query.shape)} under OS 26.1{unknown_os}"
 
 
 def long_scores(op: Operation, target: Target) -> str:

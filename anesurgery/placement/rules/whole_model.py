@@ -146,12 +146,21 @@ _PHONE = _large(
     advice="load it in chunks, each below the size limit for one program (`anesurgery chips`), and measure "
     "phys_footprint",
 )
+_COARSE_TABLE = _large(
+    "num-coarse-table",
+    "an embedding model (Qwen3-Embedding-0.6B) with palettes of 4 bits, one for each weight, had a cosine of "
+    "0.63 to fp16 on the engine and 0.03 on the CPU; int8 had 0.9992. Which weight caused it is not known",
+    "apple/coremltools: issue 2716",
+    kind="numeric",
+    scope=Scope(os="seen on M4, macOS 26.6.2, coremltools 9.0"),
+    advice="compress the fp16 model to int8, or with a palette for each group of channels, and compare",
+)
 SLOW_LOADS = (_MINUTES, _OUT_OF_MEMORY, _HISTORY, _LATE_SHAPE, _NORM_VALUES, _PALETTE_STATE, _WAVEFORM, _PHONE)
 """The rules of `slow_loads`; the list of known loads in the docs is made from them."""
 
 
 def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Finding, ...]:
-    """Return the findings about the load of a function on a target with the engine; none without it."""
+    """Return the findings about the load of a function, and the palette of a table; none without the engine."""
     if not target.uses_ane:
         return ()
     ops = [op for op in walk_ops(function) if op.op_type != "const"]
@@ -161,6 +170,7 @@ def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Find
         *_dynamic_shapes(function, ops),
         *_weighted_norms(ops),
         *_palettes_beside_state(function, ops),
+        *_coarse_tables(ops),
         *_waveforms(ops),
     ]
     return tuple(rule.finding(message) for rule, message in messages if rule.scope.concerns(target))
@@ -218,6 +228,18 @@ def _palettes_beside_state(function: Function, ops: list[Operation]) -> Messages
     states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
     if states and any(_palette_size(op) == _PALETTE_OF_4_BITS for op in ops):
         yield _PALETTE_STATE, f"palettes of {_PALETTE_OF_4_BITS} values beside the state %{states[0]}"
+
+
+def _coarse_tables(ops: list[Operation]) -> Messages:
+    """Report a palette of 4 bits, one for the whole weight, from which rows are looked up."""
+    for op in (op for op in ops if op.op_type == "gather"):
+        palette = producer(op.x, "constexpr_lut_to_dense")
+        if palette is None or _palette_size(palette) != _PALETTE_OF_4_BITS:
+            continue
+        if set(palette.lut.shape[:-2]) <= {1}:  # one palette, not one for each group of channels
+            rows = shape_in_words(op.x.shape)
+            words = f"{_PALETTE_OF_4_BITS} different numbers"
+            yield _COARSE_TABLE, f"the {rows} table %{op.x.name} has {words}"
 
 
 def _waveforms(ops: list[Operation]) -> Messages:

@@ -59,6 +59,23 @@ def layers_after(spec: Any) -> list[str]:
     return [line.split(" = ")[1] for line in text_of(after).splitlines()[1:-2]]
 
 
+def test_a_long_row_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    maker = Network.maker
+
+    def counted(network: Network, blob: str) -> Any:
+        looked.append(blob)
+        return maker(network, blob)
+
+    monkeypatch.setattr(Network, "maker", counted)
+    counts = []
+    for length in (20, 40):
+        looked.clear()
+        apply_pass(FuseClip(), row(*[RELU] * length))
+        counts.append(len(looked))
+    assert counts[1] < 2.5 * counts[0]
+
+
 UPPER: list[list[tuple[str, dict[str, Any]]]] = [
     [RELU, MINUS, above(-6), MINUS],
     [RELU, above(-6, scale=-1.0), MINUS],

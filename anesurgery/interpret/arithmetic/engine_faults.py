@@ -523,10 +523,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chosen-places",
         names("resample"),
-        what="RT-DETR, a detector with deformable attention around its top queries, lost accuracy: mAP 0.485 with "
-        "CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. Detectors without such attention (YOLO26) were correct. "
-        "Boxes and masks of RF-DETR were shifted with ALL, and correct with CPU_AND_GPU or in fp32. Which op is "
-        "wrong is not known",
+        what="RT-DETR, a detector with deformable attention around its top queries, lost accuracy: mAP 0.485 "
+        "with CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. Detectors without such attention (YOLO26) were "
+        "correct. Boxes and masks of RF-DETR were shifted with ALL, and correct with CPU_AND_GPU or in fp32. "
+        "Which op is wrong is not known",
         source="ultralytics/ultralytics: pull requests 24510, 24944, 24999; software-mansion/"
         "react-native-executorch: issue 1406",
         seen="M5, macOS 26.5.1, CPU_AND_NE; RF-DETR on iOS, ALL, device not given",

@@ -398,10 +398,14 @@ def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Va
 def with_repeats(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `repeat_interleave`: known repeats become one tile, or one gather.
 
-    A trace computes the number of repeats from sizes, which coremltools does in floats.
+    A trace computes the number of repeats from sizes, which coremltools does in floats. Computed repeats
+    of each element are covered where `output_size` gives their sum.
     """
     x, repeats = inputs_of(context, node)[:2]
     times = known_value(repeats)
+    if times is None and isinstance(x, Var) and repeats.rank and repeats.shape != (1,):
+        context.add(_repeat_by_counts(context, node, x, repeats), torch_name=node.name)
+        return
     if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
         host(context, node)
         return
@@ -421,6 +425,36 @@ def _repeat_evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     rows = mb.reshape(x=x, shape=[before, shape[axis], 1, after])
     shape[axis] *= times
     return mb.reshape(x=mb.tile(x=rows, reps=[1, 1, times, 1]), shape=shape, name=name)
+
+
+def bernoulli(context: Any, node: Any) -> None:
+    """Convert `torch.bernoulli(x)` and `torch.bernoulli(x, p)`: 1 where a random number is below x, or p."""
+    x, *rest = inputs_of(context, node)
+    p = rest[0] if rest and rest[0] is not None else x
+    drawn = mb.random_uniform(shape=mb.shape(x=x), low=0.0, high=1.0)
+    context.add(mb.cast(x=mb.less(x=drawn, y=promoted([p, drawn])[0]), dtype=dtype_of(x), name=node.name))
+
+
+def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
+    """Return x with each element repeated a computed number of times.
+
+    A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1 have
+    the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
+    """
+    length = known_value(argument(context, node, 3, "output_size"))
+    if length is None:
+        raise NotImplementedError(
+            f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: give "
+            "their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
+        )
+    axis = known_value(argument(context, node, 2, "dim"))
+    if axis is None:
+        x, axis = mb.reshape(x=x, shape=[-1]), 0
+    ends = mb.cumsum(x=mb.cast(x=counts, dtype="int32"), axis=0)
+    before = mb.less_equal(x=ends, y=np.arange(int(length), dtype=np.int32)[:, None])
+    places = mb.reduce_sum(x=mb.cast(x=before, dtype="int32"), axes=[1], keep_dims=False)
+    repeated: Var = mb.gather(x=x, indices=places, axis=int(axis))
+    return repeated
 
 
 def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
@@ -1201,6 +1235,7 @@ CONVERSIONS: dict[str, Convert] = {
     "addcmul": _add_scaled("mul"),
     "addcdiv": _add_scaled("real_div"),
     "unfold": unfold,
+    **dict.fromkeys(("bernoulli", "bernoulli.p"), bernoulli),
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
     "_nested_tensor_from_mask": nested_rows,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conversion import Function, assert_each_agrees, convert
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from anesurgery import frontend
+from anesurgery.interpret import run
 
 Torch = Callable[[torch.Tensor], torch.Tensor]
 
@@ -97,6 +99,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "repeats_of_all": lambda x: x.repeat_interleave(2),
         "repeats_by_a_ratio_of_sizes": lambda x: x.repeat_interleave(x.shape[2] // x.shape[0], dim=2),
         "repeats_of_booleans": lambda x: (x > 0).repeat_interleave(2, -1).float(),
+        "computed_repeats": lambda x: x.repeat_interleave(x[0, :, 0].argsort(), 1, output_size=6),
+        "computed_repeats_of_all": lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort(), output_size=15),
         "repeats_by_a_list": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 3]), dim=-2),
         "known_values_flipped": lambda x: x * torch.tril(x.new_ones(4, 6)).flip(dims=[0]).to(torch.float32),
     },
@@ -315,7 +319,9 @@ def test_a_filled_diagonal() -> None:
             "scatter_reduce by mean, .* int32",
         ),
         (lambda x: torch.bincount(x.argsort().flatten()), "give `minlength`, the number of bins"),
+        (lambda x: x[x > 0].unfold(0, 2, 1), "makes a shape dynamic too: leave it to the app"),
         (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
+        (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
@@ -328,6 +334,17 @@ def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how:
     frontend.register()
     with pytest.raises(NotImplementedError, match=said):
         convert(Function(function), {"x": X}, how, "iOS17", "FLOAT32")
+
+
+def test_zeros_and_ones_are_drawn_by_chance() -> None:
+    frontend.register()
+    chances = torch.arange(4.0).expand(500, 4) / 3
+    for function in (torch.bernoulli, lambda x: torch.bernoulli(x, 0.25)):
+        model = convert(Function(function), {"x": chances}, "trace", "iOS17", "FLOAT32")
+        (drawn,) = run(model, {"x": chances.numpy()}).values()
+        assert set(np.unique(drawn)) == {0, 1}
+        means = [0, 1 / 3, 2 / 3, 1] if function is torch.bernoulli else [0.25] * 4
+        np.testing.assert_allclose(drawn.mean(0), means, atol=0.1)
 
 
 class Inner(torch.nn.Module):

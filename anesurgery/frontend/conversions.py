@@ -438,14 +438,14 @@ def bernoulli(context: Any, node: Any) -> None:
 def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
     """Return x with each element repeated a computed number of times.
 
-    A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1 have
-    the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
+    A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1
+    have the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
     """
     length = known_value(argument(context, node, 3, "output_size"))
     if length is None:
         raise NotImplementedError(
-            f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: give "
-            "their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
+            f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: "
+            "give their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
         )
     axis = known_value(argument(context, node, 2, "dim"))
     if axis is None:

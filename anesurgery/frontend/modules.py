@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from inspect import Parameter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         with _buffers_kept(module) as changed:
             made = call.outputs(values)
         ran = True
-        with warnings.catch_warnings(), _buffers_kept(module), _plain_functions():
+        plain = patch("torch.jit._trace.script", lambda function: function)  # of torch.jit.script_if_tracing
+        with warnings.catch_warnings(), _buffers_kept(module), plain:
             warnings.simplefilter("ignore")  # of the tracer, about what stays constant
             trace: Any = torch.jit.trace
             traced = trace(call, tuple(values), check_trace=False)
@@ -264,17 +266,6 @@ def _core_ml_name(name: str) -> str:
 
 def _core_ml_dtype(value: torch.Tensor) -> Any:
     return STORED.get(value.dtype, np.float32)
-
-
-@contextmanager
-def _plain_functions() -> Iterator[None]:
-    """Trace what `torch.jit.script_if_tracing` would script: its branches go the way of the example."""
-    script = torch.jit._trace.script
-    torch.jit._trace.script = lambda function: function
-    try:
-        yield
-    finally:
-        torch.jit._trace.script = script
 
 
 @contextmanager

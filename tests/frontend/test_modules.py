@@ -399,6 +399,7 @@ class Windowed(nn.Module):
 
 def test_a_function_that_is_scripted_in_a_trace_is_followed() -> None:
     model, given = convert_module(Windowed(), IMAGE)
+    assert given is not None
     (found,) = ane.run(model, given).values()
     assert_close(found, Windowed()(IMAGE).numpy(), rtol=2e-3)
 

@@ -901,8 +901,10 @@ def _bitwise(name: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
         sides = [v if isinstance(v, Var) else mb.const(val=v) for v in operands]
+        bools = all(types.is_bool(v.dtype) for v in sides)
+        sides = sides if bools else [mb.cast(x=v, dtype="int32") for v in sides]
         known = [v.val for v in sides if v.val is not None]
-        if all(types.is_bool(v.dtype) for v in sides):
+        if bools:
             result = getattr(mb, f"logical_{name}")(x=sides[0], y=sides[1], name=node.name)
         elif len(known) == 2:
             result = mb.const(val=getattr(np, f"bitwise_{name}")(*known).astype(np.int32), name=node.name)
@@ -912,7 +914,7 @@ def _bitwise(name: str) -> Convert:
             whole = mb.mul(x=mb.floor_div(x=computed, y=count), y=count)
             result = mb.sub(x=computed, y=whole, name=node.name)
         else:
-            a, b = (_bits(mb.cast(x=v, dtype="int32")) for v in sides)
+            a, b = map(_bits, sides)
             if name == "xor":
                 bits = mb.abs(x=mb.sub(x=a, y=b))
             else:

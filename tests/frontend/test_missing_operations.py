@@ -189,6 +189,7 @@ CASES: dict[str, dict[str, Torch]] = {
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
         ),
         "low_bits": lambda x: torch.stack([(90 * x).int() & 7, 1 & (9 * x).int()]).float(),
+        "bits_of_booleans": lambda x: torch.stack([(x > 0) & 1, (x > 0) | (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
         "bits": lambda x: torch.stack(
             [op((5e8 * x).int(), (7e8 * x.flip(0)).int()) for op in (torch.bitwise_and, torch.bitwise_or)]

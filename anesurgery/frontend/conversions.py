@@ -116,6 +116,40 @@ def solve_triangular(context: Any, node: Any) -> None:
     context.add(mb.matmul(x=x, y=y, name=node.name))
 
 
+@wrapper
+def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.linalg.inv`, which takes constants: 2 or 3 rows are inverted by cofactors."""
+    x = inputs_of(context, node)[0]
+    n = x.shape[-1]
+    if x.val is not None:
+        host(context, node)
+        return
+    if n not in (2, 3):
+        raise NotImplementedError(
+            f"{node.name}: the inverse of computed matrices of {n} rows; of 2 or 3 rows it is covered: compute "
+            "it in the app"
+        )
+
+    def moved(rows: int, columns: int) -> Var:
+        places = ((np.arange(n) + first) % n for first in (rows, columns))
+        by_row, by_column = (p.astype(np.int32) for p in places)
+        chosen: Var = mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
+        return chosen
+
+    if n == 2:
+        cofactors = mb.mul(x=moved(1, 1), y=np.asarray([[1, -1], [-1, 1]], np_dtype(x)))
+    else:
+        cofactors = mb.sub(x=mb.mul(x=moved(1, 1), y=moved(2, 2)), y=mb.mul(x=moved(1, 2), y=moved(2, 1)))
+    expanded = mb.reduce_sum(x=mb.mul(x=x, y=cofactors), axes=[-1], keep_dims=True)  # each row: the determinant
+    context.add(
+        mb.real_div(
+            x=mb.transpose(x=cofactors, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2]),
+            y=expanded,
+            name=node.name,
+        )
+    )
+
+
 def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
     """Return a mask of the blocks of a size beside the diagonal, between the two blocks that are merged."""
     block = np.arange(n) // size
@@ -1339,6 +1373,7 @@ def _with_any_padding(host: Convert) -> Convert:
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "linalg_inv": with_small_inverses,
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,

@@ -189,6 +189,10 @@ CASES: dict[str, dict[str, Torch]] = {
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
         ),
         "low_bits": lambda x: torch.stack([(90 * x).int() & 7, 1 & (9 * x).int()]).float(),
+        "inverses": lambda x: torch.linalg.inv(x[..., 1:4, 1:4] + 4 * torch.eye(3)),
+        "inverses_of_pairs": lambda x: (
+            torch.linalg.inv(x[..., :2, :2] - 4 * torch.eye(2)) + torch.eye(2).inverse()
+        ),
         "bits_of_booleans": lambda x: torch.stack([(x > 0) & 1, (x > 0) | (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
         "bits": lambda x: torch.stack(
@@ -323,8 +327,10 @@ def test_a_filled_diagonal() -> None:
         (lambda x: x[x > 0].unfold(0, 2, 1), "makes a shape dynamic too: leave it to the app"),
         (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
         (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
+        (lambda x: torch.linalg.inv(x[..., :4]), "matrices of 4 rows; of 2 or 3 rows it is covered"),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
+        (lambda x: torch.linalg.solve(x[..., :4], x), "linalg_solve of .*: for 2 or 3 unknowns"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),

@@ -118,7 +118,7 @@ def solve_triangular(context: Any, node: Any) -> None:
 
 @wrapper
 def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `torch.linalg.inv`, which takes constants: 2 or 3 rows are inverted by cofactors."""
+    """Wrap the converter of `torch.linalg.inv`, which takes constants: cofactors invert 2 or 3 rows."""
     x = inputs_of(context, node)[0]
     n = x.shape[-1]
     if x.val is not None:

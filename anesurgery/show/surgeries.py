@@ -220,11 +220,10 @@ def short_surgery(surgery: Surgery, repair: Repair | None = None) -> Report:
 def _left_out(refused: Mapping[str, Refusal]) -> Text:
     """Return a line with the passes that were left out, and the reason of the first."""
     first, *others = refused
-    names = "".join(f", {name}" for name in others)
-    frame = f"Left out: {first} ()"
-    more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
+    why = refused[first].reason.removeprefix("tried and ").removeprefix("undone: ")
+    frame, names = f"Left out: {first} ()", "".join(f", {name}" for name in others)
+    more = names if len(frame + why + names) <= WIDTH or len(others) < 2 else f", and {len(others)} more"
     room = max(WIDTH - len(frame + more), LEAST_REASON)
-    why = refused[first].reason.removeprefix("undone: ")
     reason = (len(why) > room and first_clauses(why, room)) or textwrap.shorten(why, room, placeholder=" …")
     return plain(f"{frame[:-1]}{reason}){more}", "dim")
 

@@ -326,7 +326,7 @@ def on_a_screen(
 def _first(problems: list[Problem], most: int) -> list[Problem]:
     """Return the first problems; if none is about numbers, the last place goes to the first that is."""
     shown, rest = problems[:most], problems[most:]
-    if most < MOST or any(problem.kind == "numeric" or problem.wrong for problem in shown):
+    if most < MOST or any(problem.kind in ("numeric", "conversion") for problem in shown):
         return shown
     numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
     return [*shown[:-1], *numbers[:1]] if numbers else shown

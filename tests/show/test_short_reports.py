@@ -117,11 +117,12 @@ def test_of_time_and_numbers_that_one_pass_repairs_the_numbers_are_said() -> Non
     assert [cost.rule for cost in costs(one)] == ["nan"]
 
 
+@pytest.mark.parametrize("kind", ["legality", "load"])
 @pytest.mark.parametrize(("remedy", "last"), [("widen_to_fp32", "numbers"), (None, "c")])
-def test_a_repair_of_numbers_has_a_place_on_the_screen(remedy: str | None, last: str) -> None:
-    """The wrong version: three costs of time leave no room for a phase that fp16 cannot hold."""
+def test_a_repair_of_numbers_has_a_place_on_the_screen(remedy: str | None, last: str, kind: str) -> None:
+    """The wrong version: costs of time, or loads that fail, leave no room for a phase that fp16 cannot hold."""
     rows = [
-        row(i, name, "cpu", ms=9.0 - i, findings=(finding(name, op=f"{name}_{i}", remedy="rerank"),))
+        row(i, name, "cpu", ms=9.0 - i, findings=(finding(name, kind=kind, op=f"{name}_{i}", remedy="rerank"),))
         for i, name in enumerate("abc")
     ]
     wrong = finding("numbers", kind="numeric", op="d_3", remedy=remedy)

@@ -299,7 +299,7 @@ MIXED = {
     "mean: it mixes tokens": lambda x: mb.add(
         x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="mean")
     ),
-    "last: it takes only some of the tokens": lambda x: mb.slice_by_index(
+    "last: it reads only some of the tokens": lambda x: mb.slice_by_index(
         x=x, begin=[0, 7, 0], end=[1, 8, 4], name="last"
     ),
     "part: it writes only some of the tokens": lambda x: mb.slice_update(

@@ -149,6 +149,24 @@ def test_a_repair_of_numbers_is_said_first() -> None:
     assert proved.endswith("identical outputs in fp16"), "of which arithmetic each half speaks"
 
 
+def test_a_mask_that_hides_whole_rows_is_the_reason_that_is_said() -> None:
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((1, 4, 64, 64), dtype=types.fp16),
+            mb.TensorSpec((1, 64), dtype=types.int32),
+        ],
+        opset_version=ct.target.iOS17,
+    )
+    def masked(x: Var, mask: Var) -> Var:
+        hidden = mb.expand_dims(x=mb.equal(x=mask, y=np.int32(0)), axes=[1, 2])
+        scores = mb.select(cond=hidden, a=np.float16(-np.inf), b=mb.matmul(x=x, y=x, transpose_y=True))
+        return mb.softmax(x=scores, axis=-1, name="y")
+
+    said = headline(ane.apply(masked, "auto", target="iPhone 14 Pro", quiet=True))
+    assert said.startswith("Inputs that are all 0 or all 1 no longer give NaN or infinity; on iPhone 14 Pro")
+    assert said.endswith("as fast as before; 1 edit checked on test inputs")
+
+
 def test_a_model_whose_output_no_input_changes_says_so() -> None:
     """Of a codec with empty codebooks all was folded; the first line promised a thousand times the speed."""
 

@@ -280,9 +280,9 @@ RANGE = _shaped(
 )
 RANGE_NUMBERS = _shaped(
     "dyn-range-numbers",
-    "stages of Kokoro with ranges gave NaN on the beta of iOS 27 (an iPhone, not named), and a streaming "
-    "encoder gave zeros after a cold start on iPadOS 26.5 (M1), not on macOS 26.5 (M1 Pro); the loader warned "
-    "of shapes that are not constant",
+    "stages of Kokoro with ranges gave NaN on the beta of iOS 27 (an unnamed iPhone), and a streaming encoder "
+    "gave zeros after a cold start on iPadOS 26.5 (M1), not on macOS 26.5 (M1 Pro); the loader warned of "
+    "shapes that are not constant",
     "FluidInference/FluidAudio: issues 738, 739, pull request 816",
     grade=Grade.REPORTED,
     kind="numeric",

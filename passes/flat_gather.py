@@ -7,7 +7,7 @@ coordinate outside its axis, for which the op defines nothing, is moved to the n
 Refuses when a shape is symbolic and for a single index. The pass does not apply to integers or constant
 indices.
 
-Why it helps: with run-time indices `gather_nd` gave zeros on the engine, and was right on the CPU and the GPU
+Why it helps: with run-time indices `gather_nd` gave zeros on the engine, and was correct on the CPU and the GPU
 (reported, iPhone 17 Pro: john-rocky/CoreML-LLM). The engine refuses a gather with run-time indices (measured
 through Core ML on M4, macOS 27), so it runs where it is right; `one_hot_lookup` makes a product of it where
 that is small. What the rewrite costs in time was not measured.

@@ -29,7 +29,7 @@ Refuses when `f` mixes places (a sum over them, a sort), when it reads values of
 from elsewhere, when a shape is symbolic, and when the number of copies of a value cannot be read.
 
 Why it helps: shapes that depend on values keep all that follows off the ANE, and a list of places along one
-axis crashed (reported: Core ML through ExecuTorch, the device is not named: pytorch/executorch issue
+axis crashed (reported: Core ML through ExecuTorch, device not given: pytorch/executorch issue
 17537). A selection is legal anywhere. What the pass gains in time was not measured.
 
 Grade: checked: a list of indices is opaque in the field.

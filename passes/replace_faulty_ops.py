@@ -1,4 +1,4 @@
-"""Rewrite an op that was reported to give wrong numbers on the Neural Engine in a form that was right.
+"""Rewrite an op that was reported to give wrong results on the Neural Engine in a form that was correct.
 
 Before::
 
@@ -40,7 +40,7 @@ A softplus or a sum stays as it is if its values are known to stay below the ran
 Refuses when a shape is symbolic, when a parameter is not a constant, when an `output_shape` is larger than the
 full result, and when a resample takes the nearest pixel, which rounding could change.
 
-Why it helps: each row was reported with wrong numbers, or with a crash (docs/engine-faults.md has chip, OS and
+Why it helps: each row was reported with wrong results, or with a crash (docs/engine-faults.md has chip, OS and
 source). What it costs in time was not measured.
 
 Grade: checked: exponentials and logarithms are no polynomials.
@@ -332,13 +332,13 @@ FORMS: dict[str, _Form] = {
     "gather-negative": _Form(_places_from_front, _why_not_places_from_front),
     "shuffle-bias": _Form(_moved_pixels, _why_not_moved_pixels),
 }
-"""Name of a row of the table of faults -> the form that was right."""
+"""Name of a row of the table of faults -> the form that was correct."""
 REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)
 
 
 @dataclass(frozen=True)
 class ReplaceFaultyOps(Rewrite):
-    """Ops that reports call wrong on the engine, in the form that was right."""
+    """Ops that reports call wrong on the engine, in the form that was correct."""
 
     name = "replace_faulty_ops"
     kinds = frozenset(op_type for fault in REPAIRED for op_type in fault.ops)
@@ -360,7 +360,7 @@ class ReplaceFaultyOps(Rewrite):
         return an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
-        """Build the form that was right."""
+        """Build the form that was correct."""
         return FORMS[m.fault].build(mb, m.root)
 
 

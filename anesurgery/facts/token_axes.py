@@ -42,16 +42,21 @@ Axes: TypeAlias = "Mapping[int, str]"
 KEEPS_ZEROS = MOVING | names("cast identity mul real_div")
 """Ops that turn a weight of 0 into 0, so that `WEIGHTS` stays `WEIGHTS`."""
 
+MIXES = (
+    "it mixes tokens otherwise than causal attention, so no cache can be added; `generate` runs such a model "
+    "without one"
+)
+"""The reason for refusing an op that is none of the ops below."""
 LOST = {
     "conv": "its window is more than one token wide",
     "linear": "it sums over the tokens",
     "reshape": "it merges the axis of the tokens with others",
     "slice_update": "it writes only some of the tokens",
     "tile": "it repeats the tokens",
-    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes only some of the tokens"),
+    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it reads only some of the tokens"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
-"""Op type -> the reason for refusing it, if it removes the axis of the tokens; other ops "mix tokens"."""
+"""Op type -> the reason for refusing it, if it removes the axis of the tokens; for other ops it is `MIXES`."""
 
 
 @dataclass
@@ -194,7 +199,9 @@ def _labels_by_axes(op: Operation, tokens: Tokens) -> Labels:
         placed = {operand.places[axis]: label for axis, label in tokens.axes[operand.var].items()}
         lacks_axis = any(place in labels.keys() - placed.keys() for place in operand.places)
         if lacks_axis or (NEW in labels.values() and NEW not in placed.values()):
-            return Refusal(f"%{operand.var.name} depends on all tokens, and meets values of single ones")
+            return Refusal(
+                f"%{operand.var.name} depends on all tokens, but is combined with values of single tokens"
+            )
     return labels if op.op_type in KEEPS_ZEROS else _weights_to_seen(labels)
 
 
@@ -205,12 +212,12 @@ def _combined_labels(op: Operation, holding: Sequence[Operand], tokens: Tokens) 
         for axis, label in tokens.axes[operand.var].items():
             place = operand.places[axis]
             if not isinstance(place, int):
-                return Refusal(LOST.get(op.op_type, "it mixes tokens"))
+                return Refusal(LOST.get(op.op_type, MIXES))
             before = labels.setdefault(place, label)
             if {before, label} == {SEEN, WEIGHTS}:
                 labels[place] = WEIGHTS
             elif before != label:
-                return Refusal(f"%{operand.var.name} meets values of other tokens")
+                return Refusal(f"%{operand.var.name} is combined with values of other tokens")
     return labels
 
 

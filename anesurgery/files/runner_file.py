@@ -30,8 +30,8 @@ class Runner:
     Attributes:
         model: the package, or the folder of chunks. If you built only the Core AI model, the `.aimodel`.
         chunks: the packages in the order in which they run; just one for a whole model.
-        functions: function name -> its entries: see the second table of `docs/file-formats.md`. A runner uses
-            the function with the smallest `context` that the text fits into.
+        functions: function name -> its entries (docs/file-formats.md: the second table). A runner uses the
+            function with the smallest `context` that the text fits into.
         tokens: the input with the token ids.
         logits: the output with the logits, or with token ids if the model picks the tokens itself.
         context: the maximum length of prompt plus answer, in tokens.
@@ -43,8 +43,8 @@ class Runner:
         sampling: sampling options of the checkpoint: `temperature`, `top_k`, `top_p`, `min_p`,
             `repetition_penalty`.
         hashes: file -> SHA-256 of its bytes, in hexadecimal.
-        values: the output with the logits of the tokens that the model picked, one token for each part of the
-            vocabulary; the highest wins. "" if there is none.
+        values: if the model picks tokens itself, it picks the best one in each slice of the vocabulary. This
+            output has their logits: use the token with the highest. "" if there is none.
         asset: the same model as an `.aimodel`; "" for none.
     """
 

@@ -79,14 +79,14 @@ class Padding:
         outputs: output -> the axis that is cropped. The padding does not change other outputs.
         why_not: why you may not pad inputs; "" if you may.
         fill: input -> the number to pad with; 0 by default.
-        hiding: mask input -> true if the first position of each row must be real, not padding; false if any one
-            real position is enough.
-        spread: the largest range of attention scores in a row for which masked positions still get zero weight;
-            null if there is no limit.
+        hiding: mask input -> true if the mask must keep the first position of each row; false if it may keep
+            any one position instead.
+        spread: masked positions get zero weight only while the attention scores in a row span no more than
+            this; null if there is no limit.
         shares: output -> how many input positions make one output position; 1 by default.
         multiple: the length must be a multiple of this.
-        more: the same entries for each additional length, if several lengths vary (height and width). Pad along
-            one after the other, in this order.
+        more: the same entries for each additional length, if several lengths vary (height and width). Pad
+            one axis at a time, in this order.
         others: other lengths, which you may not pad, and why.
     """
 

@@ -56,8 +56,8 @@ def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | No
 def advice_for_limit(limit: float) -> str:
     """Return what is wrong with a choice for longer texts, and what to do."""
     return (
-        f"those for more than {limit:g} tokens, which are wrong for shorter texts; use at most {limit:g} "
-        "positions, or give both sets the same numbers (short_factor and long_factor of a longrope)"
+        f"the model keeps those for more than {limit:g} tokens, which are wrong for shorter texts; use at most "
+        f"{limit:g} positions, or give both sets the same values (short_factor and long_factor of a longrope)"
     )
 
 
@@ -90,7 +90,8 @@ def refusing_length_choices(host: Convert, context: Any, node: Any) -> None:
     if len(arguments) == 3 and _are_different_constants(*arguments[1:]) and _has_integer_input():
         limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
         if limit is not None:
-            raise LengthError(f"{node.name}: the length of the text chooses numbers: {advice_for_limit(limit)}")
+            words = "the constants depend on the length of the text"
+            raise LengthError(f"{node.name}: {words}: {advice_for_limit(limit)}")
     host(context, node)
 
 

@@ -71,12 +71,12 @@ CLASSES = 80
 SUPPRESSED = general(
     "suppressed-classes",
     "if the classes of a YOLO were no multiple of 80, boxes were missing or outside the image after the "
-    "non-maximum suppression behind an ML Program. With scores of 0 for more classes, up to a multiple of "
-    "80, they were right; a network (.mlmodel) did not need them",
+    "non-maximum suppression behind an ML Program. With scores of 0 for more classes, up to a multiple of 80, "
+    "they were correct; a network (.mlmodel) did not need them",
     "ultralytics/ultralytics: issues 22309, 14668, pull request 22310",
     grade=Grade.REPORTED,
     kind="numeric",
-    scope=Scope(os="seen on iPhones and on an M4 Pro, macOS 26.0; the units are not named"),
+    scope=Scope(os="seen on iPhones and on an M4 Pro, macOS 26.0; compute units not given"),
     advice="pad the scores with zeros to a multiple of 80 classes and add labels (ultralytics does so from "
     "8.3.207 on), or suppress boxes in the app (nms=False)",
 )

@@ -138,6 +138,7 @@ def _targets(search: Search) -> Sequence[Target]:
 
 
 NOTHING_FOUND = "no pass found anything to change"
+FINITE = "inputs that are all 0 or all 1 no longer give NaN or infinity"
 
 
 def _no_gain(search: Search, end: Trial) -> str:
@@ -176,7 +177,7 @@ def _gain(wish: Wish, search: Search, outputs: Outputs, end: Trial) -> Words:
 
 
 def _gain_in_score(search: Search, outputs: Outputs, end: Trial) -> Words:
-    """Return a measured gain, else an estimated one, else that NaN outputs are finite now; "" for nothing.
+    """Return a measured gain, else an estimated one, else `FINITE`; "" for nothing.
 
     Without a target, it is a function: what is gained on each chip is computed only if somebody asks.
     """
@@ -191,7 +192,7 @@ def _gain_in_score(search: Search, outputs: Outputs, end: Trial) -> Words:
             gain = next(filter(None, (change.gain for change in changes)), "")
     if not gain and any(finding.kind == "numeric" for finding in start.findings):
         now, was = outputs.undefined(end), outputs.undefined(start)
-        return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""
+        return FINITE if now < was else ""
     if has_target or not gain:
         return gain
     return partial(_on_chips, _targets(search), start.subject.clone(), end.subject.clone())  # as they are now

@@ -18,7 +18,7 @@ from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
 from anesurgery.placement.score import LEAST_STEP, Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import HALVES, WRONG
-from anesurgery.rewriting.choosing import NOTHING_FOUND
+from anesurgery.rewriting.choosing import FINITE, NOTHING_FOUND
 from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE, SHAPE
@@ -34,7 +34,8 @@ def headline(surgery: Surgery) -> str:
     if not surgery.changes:
         no_gain = surgery.plan.gain if _gains_nothing(surgery) or surgery.plan.gain == NOTHING_FOUND else ""
         return _joined(_done(surgery), no_gain, _as_it_is(surgery), surgery.wrong)
-    loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
+    gain = surgery.plan.gain
+    works = gain if gain.startswith("it loads") or gain == FINITE else ""
     repaired = _repaired_outputs(surgery)
     if not repaired:
         exactness = _exactness(surgery)
@@ -43,7 +44,7 @@ def headline(surgery: Surgery) -> str:
     else:
         exactness = ROUNDED * _rounds(surgery)
     return _joined(
-        loads,
+        works,
         repaired or _hazards(surgery),
         _gain(surgery),
         exactness,
@@ -75,10 +76,10 @@ def _faster(time: Change) -> str:
     """Return two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast"."""
     if max(time.before.high, time.after.high) < SHORTEST:
         return time.verdict
-    times = from_to(time.before.ms, time.after.ms)
     if math.isclose(time.before.ms, time.after.ms, rel_tol=LEAST_STEP):
-        times = f"{rounded(time.before.ms, 3)} ms"
-    return f"{times} by estimate, {time.verdict}"
+        return f"{rounded(time.before.ms, 3)} ms by estimate, {time.verdict}"
+    about = "about " if time.verdict == AS_BEFORE else ""
+    return f"{from_to(time.before.ms, time.after.ms)} by estimate, {about}{time.verdict}"
 
 
 def _gains_nothing(surgery: Surgery) -> bool:
@@ -261,12 +262,18 @@ def _by_edits(surgery: Surgery) -> str:
         why = " (" + re.split("[;:,]", max(others, key=others.__getitem__))[0] + ")" if others else ""
         words = {
             "proved equal": proved,
-            "checked on numbers": tried,
+            "checked on test inputs": tried,
             f"{'changes' if purposely == 1 else 'change'} inputs or outputs on purpose": purposely,
             f"not compared{why}": len(proofs) - len(grades) - purposely,
         }
-        return f"{counted(len(proofs), 'edit')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
+        edits, kinds = counted(len(proofs), "edit"), {word: n for word, n in words.items() if n}
+        return f"{edits} {''.join(kinds)}" if len(kinds) == 1 else f"{edits}: {_listed(kinds)}"
     return "every edit gives the same bits" if min(grades) == Grade.BITS else "every edit is proved equal"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Return counts in words: "3 proved equal, 2 checked on test inputs"."""
+    return ", ".join(f"{n} {word}" for word, n in counts.items())
 
 
 def _rounds(surgery: Surgery) -> bool:

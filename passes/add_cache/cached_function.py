@@ -469,10 +469,10 @@ def number_in(var: Var) -> float | None:
 
 
 def chosen_by_length(op: Operation) -> Refusal | None:
-    """Return a refusal if an op is a `select` that chooses numbers by the length of the text."""
+    """Return a refusal if an op is a `select` between constants by the length of the text."""
     if op.op_type != "select" or (limit := limit_passed(op.cond, number_in)) is None:
         return None
     a, b = evaluate_static(op.a), evaluate_static(op.b)
     if a is None or b is None or np.array_equal(a, b):
         return None
-    return Refusal(f"it chooses numbers by the length of the text: {advice_for_limit(limit)}", op)
+    return Refusal(f"its constants depend on the length of the text: {advice_for_limit(limit)}", op)

@@ -110,8 +110,8 @@ def table() -> str:
     lines = [
         "The table shows the share of ops that `inspect` expects on the engine for one decode step. The number "
         "next to a model is its size in billions of weights. Unless a model is marked as whole, it has its "
-        f"real width, but only {LAYERS} layers (Gemma: 6) and {WORDS:,} tokens. Ops whose unit is unknown "
-        "count as off the engine. "
+        f"real width, but only {LAYERS} layers (Gemma: 6) and a vocabulary of {WORDS:,}. Ops whose unit is "
+        "unknown count as off the engine. "
         "`python tests/benchmarks/decode_switches.py --page docs/decoder-families.md` writes the table.",
         "",
         "| model | target | form | ops on the ANE | segments |",

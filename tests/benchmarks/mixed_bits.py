@@ -121,9 +121,9 @@ def rows(model: Trained) -> list[list[str]]:
     uniform = apply_configs(plain, dict.fromkeys(four, read_mode(UNIFORM)), SMALLEST)
     mixed = proposal.apply(str(model.package))
     bits = Counter(mode.rpartition("-")[2] for mode in proposal.modes.values())
-    words = ", ".join(f"{bits[b]} of {b}" for b in sorted(bits))
+    words = ", ".join(f"{bits[b]} at {b} bits" for b in sorted(bits))
     made = []
-    pairs = ((f"{UNIFORM} for all", uniform, size), (f"mixed: {words} bits", mixed, proposal.bytes))
+    pairs = ((f"{UNIFORM} for all", uniform, size), (f"mixed weights: {words}", mixed, proposal.bytes))
     for what, compressed, held in pairs:
         found = cost(model.package, compressed, model.compared)
         made.append(

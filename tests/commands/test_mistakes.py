@@ -351,7 +351,8 @@ CASES = {
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("command", CASES)
-def test_a_mistake_is_named_with_what_to_do(command: str) -> None:
+def test_a_mistake_is_named_with_what_to_do(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["anesurgery", *shlex.split(command)])
     done = CliRunner().invoke(app, shlex.split(command))
     assert isinstance(done.exception, SurgeryError), done.output
     with pytest.raises(SurgeryError, match=CASES[command]):

@@ -133,14 +133,14 @@ def test_the_length_from_which_on_the_choice_is_another(word: str) -> None:
             assert not any("length of the text" in r for r in reasons)
         else:
             assert reasons == [
-                "speeds: it chooses numbers by the length of the text: those for more than "
+                "speeds: its constants depend on the length of the text: the model keeps those for more than "
                 f"{most} tokens, which are wrong for shorter texts; use at most {most} positions, or give "
-                "both sets the same numbers (short_factor and long_factor of a longrope)"
+                "both sets the same values (short_factor and long_factor of a longrope)"
             ]
 
 
 def test_a_required_cache_is_an_error() -> None:
-    with pytest.raises(PassError, match="chooses numbers by the length of the text"):
+    with pytest.raises(PassError, match="constants depend on the length of the text"):
         apply_pass(AddCache(prefill=3, fixed={"places": np.arange(12)}, required=True), chosen("greater", 12))
 
 

@@ -440,7 +440,7 @@ def test_the_first_line_names_the_abort() -> None:
     refused = ane.inspect(program, M4, compute_units="CPU_AND_GPU")
     assert "reported to abort: 1 weight of 8 bits" in refused.summary
     doubtful = ane.inspect(program, M4, compute_units="ALL")
-    assert "the load may hang or fail: abort-int8-gpu (ask for CPU_AND_NE" in doubtful.summary
+    assert "the load may hang or fail: abort-int8-gpu (use CPU_AND_NE" in doubtful.summary
     assert refused.status == doubtful.status == 2
 
 

@@ -55,7 +55,7 @@ def test_the_page_is_written_by_the_script(accuracy: Any) -> None:
 TITLES = (
     "Single ops and small graphs, M4/macOS 27",
     "Misses",
-    "Estimates, times off at most",
+    "Time estimates: largest error factor",
     "Corpus, M4/macOS 27",
     "Zoo, M4 Pro/macOS 26",
 )

@@ -60,7 +60,7 @@ def test_the_table_has_a_line_for_each_row(citations: ModuleType) -> None:
 
 FROM: dict[str, tuple[str, str]] = {
     "comp-joint": ("ROUND8_INT8_LUT_PROBE", "M3 Air, macOS 26.0.1"),
-    "comp-lut-axis": ("TERNARY_BONSAI", "Mac, not named"),
+    "comp-lut-axis": ("TERNARY_BONSAI", "unnamed Mac"),
     "conv-depthwise-step": ("LFM2_CONVERSION_FINDINGS", "by a script"),
     "topk-m2": ("RCAS", "M2, macOS 15"),
     "control-flow": ("02-execution-model", "compiler"),

@@ -226,5 +226,5 @@ def test_a_graph_that_gets_no_cache_is_built_by_its_steps(tmp_path: Path) -> Non
     assert note.startswith("the graph of a whole text gets no cache (add_cache")
     assert note.endswith(SINGLY)
     assert list(ane.generate(tmp_path / "out", PROMPT, 15, quiet=True).written) == greedy(doge(), 15)
-    with pytest.raises(SurgeryError, match="meets values of other tokens"):
+    with pytest.raises(SurgeryError, match="is combined with values of other tokens"):
         ane.build(tmp_path / "checkpoint", tmp_path / "wide", context=CONTEXT, width=4, quiet=True)

@@ -15,6 +15,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.checking.exactness import Near
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.durations import Time, change
 from anesurgery.placement.inspection import percent
 from anesurgery.show import headline as first_line
 from anesurgery.show.headline import compared_shares, headline
@@ -149,6 +150,24 @@ def test_a_repair_of_numbers_is_said_first() -> None:
     assert proved.endswith("identical outputs in fp16"), "of which arithmetic each half speaks"
 
 
+def test_a_mask_that_hides_whole_rows_is_the_reason_that_is_said() -> None:
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((1, 4, 64, 64), dtype=types.fp16),
+            mb.TensorSpec((1, 64), dtype=types.int32),
+        ],
+        opset_version=ct.target.iOS17,
+    )
+    def masked(x: Var, mask: Var) -> Var:
+        hidden = mb.expand_dims(x=mb.equal(x=mask, y=np.int32(0)), axes=[1, 2])
+        scores = mb.select(cond=hidden, a=np.float16(-np.inf), b=mb.matmul(x=x, y=x, transpose_y=True))
+        return mb.softmax(x=scores, axis=-1, name="y")
+
+    said = headline(ane.apply(masked, "auto", target="iPhone 14 Pro", quiet=True))
+    assert said.startswith("Inputs that are all 0 or all 1 no longer give NaN or infinity; on iPhone 14 Pro")
+    assert said.endswith("as fast as before; 1 edit checked on test inputs")
+
+
 def test_a_model_whose_output_no_input_changes_says_so() -> None:
     """Of a codec with empty codebooks all was folded; the first line promised a thousand times the speed."""
 
@@ -189,3 +208,9 @@ def test_the_target_is_named_once() -> None:
     """The wrong version: "nothing to gain on X; on X, it is not known where the ops run"."""
     surgery: Any = SimpleNamespace(target=TARGET, scores=[SimpleNamespace(ops=3, unplaced=3)] * 2)
     assert first_line._unplaced(surgery, "") == "it is not known where the ops run"
+
+
+def test_times_that_differ_a_little_are_about_equal() -> None:
+    old, new = (Time(ms, ms / 2, ms * 2, 4, "somebody", {}, {}) for ms in (0.515, 0.523))
+    assert first_line._faster(change(old, old)) == "0.515 ms by estimate, as fast as before"
+    assert first_line._faster(change(old, new)) == "0.515 ms -> 0.523 ms by estimate, about as fast as before"

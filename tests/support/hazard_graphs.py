@@ -1070,7 +1070,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=warped,
         repair="widen_to_fp32",
         because="near 1, fp16 has steps of 1/2048: in an image of 1024 pixels, points are up to 1/8 pixel off",
-        measured="grid_sample 131 times off in fp16, right in fp32 (a Mac, not named: coremltools issue 2068)",
+        measured="grid_sample 131 times off in fp16, right in fp32 (an unnamed Mac: coremltools issue 2068)",
         twin_shape=(1, 1, 4, 64),
     ),
     row(

@@ -14,13 +14,14 @@ from torch_differences import DIFFERENCES
 from anesurgery import registry
 from anesurgery.files.runner_file import Runner
 from anesurgery.files.size_index import Padding, SizeRow
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, Fault
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
-from anesurgery.placement.rules.loading import REPORTS
+from anesurgery.placement.rules.loading import REPORTS, LoadReport
 from anesurgery.placement.rules.whole_model import SLOW_LOADS as SLOW
 
 DOCS = Path(__file__).parents[2] / "docs"
+REPAIR = "repair (by a pass, if one is named)"
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
 
 
@@ -32,37 +33,29 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in cells)])
 
 
-def _repair(rule: Rule) -> str:
-    return f"`{rule.remedy}`" if rule.remedy else "none"
+def _repair(one: Fault | Rule | LoadReport) -> str:
+    """The advice, behind the name of the pass that does it, if there is one."""
+    return f"`{one.remedy}`: {one.advice}" if one.remedy else one.advice
 
 
 def faults() -> str:
     """Ops that are wrong inside their own body."""
-    rows = (
-        (f"`{f.name}`", f.what, f.seen, f.source, f"{f'`{f.remedy}`' if f.remedy else 'none'}: {f.advice}")
-        for f in FAULTS
-    )
-    return table("name | what comes out | seen on | source | repair", rows)
+    rows = ((f"`{f.name}`", f.what, f.seen, f.source, _repair(f)) for f in FAULTS)
+    return table(f"name | what comes out | seen on | source | {REPAIR}", rows)
 
 
 def losses() -> str:
     """What conversions lose."""
     rules = (*lost_in_conversion.RULES, lost_in_conversion.UNMOVED)
-    rows = ((f"`{r.id}`", r.because, r.source, f"{_repair(r)}: {r.advice}") for r in rules)
-    return table("finding | what was lost | source | repair", rows)
+    rows = ((f"`{r.id}`", r.because, r.source, _repair(r)) for r in rules)
+    return table(f"finding | what was lost | source | {REPAIR}", rows)
 
 
 def loads() -> str:
-    """Loads that end the process, hang, fail or take minutes."""
-    reported = [(r.id, r.what, r.seen, r.source, r.remedy, r.advice) for r in REPORTS]
-    reported += [
-        (r.id, r.because, r.scope.os.removeprefix("seen on "), r.source, r.remedy, r.advice) for r in SLOW
-    ]
-    rows = (
-        (f"`{id}`", what, seen, source, f"{f'`{remedy}`' if remedy else 'none'}: {advice}")
-        for id, what, seen, source, remedy, advice in reported
-    )
-    return table("finding | what happened | seen on | source | repair", rows)
+    """Loads that crash, hang, fail or take minutes."""
+    rows = [(f"`{r.id}`", r.what, r.seen, r.source, _repair(r)) for r in REPORTS]
+    rows += [(f"`{r.id}`", r.because, r.scope.os.removeprefix("seen on "), r.source, _repair(r)) for r in SLOW]
+    return table(f"finding | what happened | seen on | source | {REPAIR}", rows)
 
 
 def differences() -> str:

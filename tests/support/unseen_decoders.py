@@ -164,7 +164,7 @@ class Text:
     """Did such a token come before the texts part, and do their logits tell the tokens apart?"""
     refused: str = ""
     forward: bool = False
-    """Is the text of transformers that of its forward pass, as its `generate` counts positions otherwise?"""
+    """Is the text of transformers that of its forward pass, as its `generate` numbers positions differently?"""
 
     @property
     def right(self) -> bool:
@@ -176,14 +176,13 @@ class Text:
         if self.refused:
             return f"refused: {self.refused}"
         words = "the same" if self.same == STEPS else f"the same up to token {self.same}, then"
-        if self.same < STEPS and self.gap < TIE:
-            words += f" two tokens {self.gap:.1e} of the range apart"
-        elif self.led and self.same < STEPS:
-            words += " other experts"
+        if self.same < STEPS:
+            by_experts = self.led and self.gap >= TIE
+            words += " other experts" if by_experts else f" two tokens {self.gap:.1e} of the range apart"
         if self.others:
-            words += f" ({self.others} of {PROMPT + STEPS} tokens have other experts)"
-        words += " (beside its forward pass: generate counts positions otherwise)" if self.forward else ""
-        return words if self.right else f"wrong: {words} ({self.gap:.1e} apart)"
+            words += f" ({self.others} of {PROMPT + STEPS} tokens go to other experts)"
+        words += " as its forward pass; `generate` numbers the positions differently" if self.forward else ""
+        return words if self.right else f"wrong: {words}"
 
 
 def save_checkpoint(name: str, folder: Path) -> None:
@@ -310,9 +309,10 @@ def table(rows: dict[str, str], command: str) -> str:
     lines = [
         f"{len(rows)} small configurations with random weights: {len(rows) - refused - wrong} right, {refused} "
         f"refused, {wrong} wrong. We compare {STEPS} greedy tokens in fp16 with Transformers in fp32 "
-        f"(`{command}`). Two tokens are a tie if their logits differ by less than {TIE:g} of the range. A "
-        "different expert is accepted if Transformers picks it too when its numbers are rounded to fp16. "
-        "The error is the largest error of a logit, divided by the range.",
+        f"(`{command}`). Two tokens are a tie if their logits differ by less than {TIE:g} of the range of the "
+        "logits. We accept a different expert if Transformers also picks it when its values are rounded to "
+        f"fp16; we look at the experts of {PROMPT + STEPS} tokens, {PROMPT} of the prompt and {STEPS} "
+        "generated. The error is the largest error of a logit, divided by the range.",
         "",
         "| configuration | chunks | text | error |",
         "|---|---|---|---|",

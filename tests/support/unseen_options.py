@@ -1,4 +1,4 @@
-"""A fifth set for `unseen_decoders`: options that seldom come together, in bf16, and families that no set has.
+"""A fifth set for `unseen_decoders`: rare combinations of options, in bf16, and families that no set has.
 
 It was written down before any of it was tried: tied heads with scales, norms of queries and keys, parts of the
 rotary positions, one head of keys, sinks, caps, shared experts, odd windows, three kinds of scaled rotary

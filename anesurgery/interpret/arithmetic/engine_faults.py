@@ -444,7 +444,8 @@ FAULTS: tuple[Fault, ...] = (
         names("softplus"),
         what=f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
         source=f"{_coremltools('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
-        seen="M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
+        seen="M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, through "
+        "ANEForge",
         chips=("M1", "M3", "M4", "M5"),
         systems=(("macOS", 26),),
         fp16_only=True,
@@ -472,31 +473,31 @@ FAULTS: tuple[Fault, ...] = (
         "hard-swish-rank-2",
         names("sigmoid_hard"),
         what="a hard swish after a matrix product of rank 2 was off by 0.2 (3.9 %); after the same product as "
-        "1x1xMxN, it was right",
+        "1x1xMxN, it was correct",
         source=_coreai_torch("issue 51"),
-        seen="a Mac, Core AI, fp16, the chip is not named",
+        seen="a Mac, Core AI, fp16; chip not given",
         runtime="Core AI",
         form=_rank_2_hard_swish,
         remedy="replace_faulty_ops",
-        advice="give the product four axes",
+        advice="give the matrix product rank 4",
     ),
     Fault(
         "hard-swish-mobile-net",
         names("sigmoid_hard"),
         what="MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU; ResNet18 was "
-        "right. On Core AI, the cause was the hard swish after a matrix product of rank 2",
+        "correct. On Core AI, the cause was the hard swish after a matrix product of rank 2",
         source=f"{_coremltools('issue 2625')}; {_coreai_torch('issue 51')}",
-        seen="M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
+        seen="M4 with ALL, as a whole model; the op alone on a Mac with Core AI, chip not given",
         form=_rank_2_hard_swish,
         fp16_only=True,
         remedy="replace_faulty_ops",
-        advice="give the product four axes",
+        advice="give the matrix product rank 4",
     ),
     Fault(
         "argmax-narrow",
         names("reduce_argmax"),
         what="argmax of fp16 scores gave a wrong class map, the same one each time; argmax of fp32 scores was "
-        "right",
+        "correct",
         source=_coreai_torch("issue 116"),
         seen="iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
@@ -510,25 +511,25 @@ FAULTS: tuple[Fault, ...] = (
         "topk-gather",
         names("topk"),
         what="a topk of fp16 scores, followed by a gather with its indices, gave confidences of 0; in fp32 "
-        "they were right",
+        "they were correct",
         source=_coreai_torch("issue 115"),
         seen="iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
         runtime="Core AI",
         form=_gathered_places,
-        advice="choose in the app, or keep the last layers in fp32",
+        advice="do the topk in the app, or keep the last layers in fp32",
     ),
     Fault(
         "chosen-places",
         names("resample"),
-        what="a detector with deformable attention around chosen queries (RT-DETR) found less: mAP 0.485 with "
-        "CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. Detectors without it (YOLO26) were right. Boxes and "
-        "masks of RF-DETR were shifted with ALL, and right with CPU_AND_GPU or in fp32. Which op is wrong is "
-        "not known",
+        what="RT-DETR, a detector with deformable attention around its top queries, lost accuracy: mAP 0.485 "
+        "with CPU_AND_NE, 0.732 on the CPU, 0.714 with ALL. Detectors without such attention (YOLO26) were "
+        "correct. Boxes and masks of RF-DETR were shifted with ALL, and correct with CPU_AND_GPU or in fp32. "
+        "Which op is wrong is not known",
         source="ultralytics/ultralytics: pull requests 24510, 24944, 24999; software-mansion/"
         "react-native-executorch: issue 1406",
-        seen="M5, macOS 26.5.1, CPU_AND_NE; RF-DETR on iOS, ALL, the device is not named",
+        seen="M5, macOS 26.5.1, CPU_AND_NE; RF-DETR on iOS, ALL, device not given",
         chips=("M5",),
         systems=(("macOS", 26),),
         units="engine alone",
@@ -541,7 +542,7 @@ FAULTS: tuple[Fault, ...] = (
         names("conv"),
         what="a convolution with kernel 3x2, padding 1 and stride 2 gave a wrong last value for two channels",
         source=_coremltools("issue 2515"),
-        seen="a Mac, the chip and the units are not named",
+        seen="a Mac; chip and compute units not given",
         form=_uneven_kernel,
         units="any",
         remedy="replace_faulty_ops",
@@ -550,10 +551,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-transpose-shape",
         names("conv_transpose"),
-        what="conv_transpose with an output_shape that crops the two ends unevenly gave other outputs with "
+        what="conv_transpose with an output_shape that crops the two ends unevenly gave different outputs with "
         "ALL than on the CPU, and shifted outputs in fp16",
         source=_coremltools("issues 2281, 2324"),
-        seen="a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
+        seen="a Mac, ALL compared with CPU_ONLY, chip not given; shifted in fp16 on M1, macOS 14.3",
         chips=("M1",),
         systems=(("macOS", 14),),
         form=_cut_by_output_shape,
@@ -564,10 +565,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "resample-pixels",
         names("resample"),
-        what="resample gave other numbers for unnormalized coordinates than for the same points in normalized "
-        "coordinates, in fp32 too",
+        what="resample gave different results for unnormalized coordinates than for the same points in "
+        "normalized coordinates, in fp32 too",
         source=_coremltools("pull request 2752"),
-        seen="a Mac, macOS 14 (macOS 15 was right)",
+        seen="a Mac, macOS 14 (macOS 15 was correct)",
         systems=(("macOS", 14),),
         form=_unnormalized,
         units="any",
@@ -588,7 +589,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "fp32-output",
         names("cast"),
-        what="fp32 outputs were broken on the engine under iOS 18; the same outputs as fp16 were right",
+        what="fp32 outputs were broken on the engine under iOS 18; the same outputs as fp16 were correct",
         source="gist niw/a56d89d70d895dd26f905b90c98f1db4",
         seen="iPhone 15 Pro (A17 Pro), iOS 18",
         chips=("A17",),
@@ -601,9 +602,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gru",
         names("gru"),
-        what="the op gru gave wrong numbers on every unit; with the GPU sandbox off, the CPU was right",
+        what="the op gru gave wrong results on every unit; with the GPU sandbox off, the CPU was correct",
         source="webmachinelearning/webnn: issue 689",
-        seen="a Mac, in Chromium; the chip is not named",
+        seen="a Mac, in Chromium; chip not given",
         units="any",
         remedy="unroll_recurrent",
         advice="write the recurrence with linear, sigmoid and tanh",
@@ -611,10 +612,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-wide-heads",
         names("scaled_dot_product_attention"),
-        what="fused attention of fp16 with heads wider than 256 and two or more queries crashed on the CPU; "
-        "with one query, or heads of 256, it ran",
+        what="fp16 fused attention with a head dimension above 256 and two or more queries crashed on the CPU; "
+        "with one query, or a head dimension of 256, it ran",
         source="kasper0406/stablehlo-coreml: pull request 89",
-        seen="a Mac, macOS 26.5 and 26.6; the chip is not named",
+        seen="a Mac, macOS 26.5 and 26.6; chip not given",
         systems=(("macOS", 26),),
         form=_wide_heads_of_several_queries,
         fp16_only=True,
@@ -627,8 +628,8 @@ FAULTS: tuple[Fault, ...] = (
         "attention-mask",
         names("scaled_dot_product_attention"),
         what="fused attention ignored a mask unless an op in the same part of the engine's program computed "
-        "it: wrong numbers, and no error. In OpenELM, each token saw later tokens, with float masks, "
-        "boolean masks and is_causal alike. In Gemma 4, tokens saw the empty slots of the cache",
+        "it: wrong results, and no error. In OpenELM, each token saw later tokens, with float masks, boolean "
+        "masks and is_causal alike. In Gemma 4, tokens saw the empty slots of the cache",
         source="ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27); "
         "Thiruloksundar/llm-inference-macOS: README.md (F1), evidence/e11; "
         "kasper0406/gemma-coreml-chat: README.md",
@@ -644,8 +645,8 @@ FAULTS: tuple[Fault, ...] = (
         "shuffle-bias",
         names("pixel_shuffle"),
         what="a pixel_shuffle after a convolution with a bias and 512 channels was off by 1.09 standard "
-        "deviations: the bias was added to the wrong channels. Without a bias, with 256 channels, or on "
-        "the CPU, it was right",
+        "deviations: the bias was added to the wrong channels. Without a bias, with 256 channels, or on the "
+        "CPU, it was correct",
         source="dmlsrc/KinoVSR: scripts/dev/probe_bsvd_ane.py, kinovsr/native/anemil",
         seen="M1 Max, macOS 26, a video denoiser (BSVD)",
         chips=("M1",),
@@ -657,11 +658,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gather-negative",
         names("gather"),
-        what="a gather at index -1 of 288 gave other numbers than the CPU (correlation 0.03); at index 287 it "
-        "was right. Another gather, at index -1 of three numbers, gave the first",
+        what="a gather at index -1 of 288 elements gave different results than on the CPU (correlation 0.03); "
+        "at index 287 it was correct. Elsewhere, a gather at index -1 of three elements gave the first",
         source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md; rustnn/rustnn: pull request "
         "227",
-        seen="M1 Pro, macOS 26.5, through ONNX Runtime; the three numbers on an M4, the units are not named",
+        seen="M1 Pro, macOS 26.5, through ONNX Runtime; the three elements on an M4, compute units not given",
         chips=("M1",),
         systems=(("macOS", 26),),
         form=_negative_places,
@@ -671,9 +672,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-scores",
         names("softmax"),
-        what="the attention of EmbeddingGemma (heads of 256) was wrong from 2^20 scores per head on, with and "
-        "without a mask: 1,024 tokens were wrong; 1,023 tokens, or two blocks of 512 queries, were "
-        "right. ModernBERT was right with 2,048 tokens",
+        what="the attention of EmbeddingGemma (head dimension 256) was wrong at 2^20 or more scores per head, "
+        "with and without a mask: 1,024 tokens were wrong; 1,023 tokens, or two blocks of 512 queries, were "
+        "correct. ModernBERT was correct with 2,048 tokens",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
         chips=("M2",),
@@ -685,22 +686,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-batch",
         names("softmax scaled_dot_product_attention"),
-        what="attention with a bias that is added to its scores was wrong on the GPU for batches of 10 or "
-        "more; on the CPU and the engine it was right",
+        what="attention with an additive bias was wrong on the GPU for batches of 10 or more; on the CPU and "
+        "the engine it was correct",
         source=_coremltools("issue 2650"),
-        seen="a Mac, macOS 26.2, units with the GPU; the chip is not named",
+        seen="a Mac, macOS 26.2, units with the GPU; chip not given",
         systems=(("macOS", 26),),
         form=_biased_attention,
         units="gpu",
-        advice="ask for CPU_AND_NE, or run batches of at most 9",
+        advice="use CPU_AND_NE, or run batches of at most 9",
     ),
     Fault(
         "int8-zero-point",
         PRODUCTS,
-        what="MiDaS with weights of int8 and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and "
-        "one constant with CPU_AND_GPU; with CPU_ONLY it was right",
+        what="MiDaS with int8 weights and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and "
+        "one constant with CPU_AND_GPU; with CPU_ONLY it was correct",
         source=_coremltools("issue 2114, pull requests 2675, 2677"),
-        seen="a Mac, coremltools 7.1; the chip is not named",
+        seen="a Mac, coremltools 7.1; chip not given",
         form=_signed_weights,
         remedy="replace_faulty_ops",
         advice="store the weights as uint8 with zero point 128, or convert for iOS 18",
@@ -708,8 +709,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "block-scales",
         PRODUCTS,
-        what="8-bit weights with a scale for each block gave wrong outputs (cosine 0.37); on the GPU, and "
-        "with a palette on the engine, the outputs were right",
+        what="8-bit weights with a scale for each block gave wrong outputs (cosine 0.37); on the GPU, and with "
+        "a palette on the engine, the outputs were correct",
         source="apple/coreai-models: issue 279",
         seen="iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
         chips=("A18",),
@@ -721,8 +722,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "palette-block-scales",
         PRODUCTS,
-        what="a convolution with a palette and two scales for each output channel used the wrong scales: "
-        "1,921 of 4,096 results were wrong. Two convolutions with one scale each were right",
+        what="a convolution with a palette and two scales for each output channel used the wrong scales: 1,921 "
+        "of 4,096 results were wrong. Two convolutions with one scale each were correct",
         source=_coreai_torch("issue 93"),
         seen="M5 Pro, macOS 27.0, Core AI",
         chips=("M5",),
@@ -736,7 +737,7 @@ FAULTS: tuple[Fault, ...] = (
         names("batch_norm"),
         what="a batch_norm of rank 5 (BatchNorm3d) crashed",
         source=f"pytorch/executorch: issue 11701; {_coremltools('issues 2276, 2572')}",
-        seen="Core ML through ExecuTorch; the chip is not named",
+        seen="Core ML through ExecuTorch; chip not given",
         form=_rank_5,
         units="any",
         ends_process=True,
@@ -746,10 +747,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "instance-norm-volume",
         names("instance_norm"),
-        what="an instance_norm of rank 5 (InstanceNorm3d) crashed on the GPU, with ALL too; on the "
-        "CPU it was right. Core ML documents ranks 3 and 4",
+        what="an instance_norm of rank 5 (InstanceNorm3d) crashed on the GPU, with ALL too; on the CPU it was "
+        "correct. Core ML documents ranks 3 and 4",
         source=_coremltools("issue 2667, pull request 2820"),
-        seen="a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
+        seen="a Mac, CPU_AND_GPU and ALL, coremltools 9; chip not given",
         form=_rank_5,
         units="gpu",
         ends_process=True,
@@ -759,9 +760,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "large-integers",
         names("add sub mul minimum maximum floor_div mod"),
-        what="arithmetic of int32 was done in fp32: integers near 2^31 lost their last digits",
+        what="int32 arithmetic ran in fp32: integers near 2^31 lost their last digits",
         source="rustnn/rustnn: pull request 183",
-        seen="a Mac, in the tests of WebNN; the chip and the units are not named",
+        seen="a Mac, in the tests of WebNN; chip and compute units not given",
         form=_large_integers,
         units="any",
         advice="keep integers below 2^24, or split each integer into two smaller ones",
@@ -771,7 +772,7 @@ FAULTS: tuple[Fault, ...] = (
         names("conv"),
         what="a dilated convolution of rank 3 with two groups of several channels crashed",
         source=f"{_coremltools('issue 2574')}; pytorch/executorch: issue 11688",
-        seen="M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
+        seen="M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, chip not given",
         chips=("M1",),
         systems=(("macOS", 15),),
         form=_dilated_groups,

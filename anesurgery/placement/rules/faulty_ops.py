@@ -103,7 +103,7 @@ def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bo
     if not (words := fault_words(fault, op, layer)):
         return ""
     what = "reported to crash" if fault.ends_process else "reported wrong"
-    chips = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
+    chips = f"on {', '.join(fault.chips)}" if fault.chips else "(chip not given)"
     other_format = "" if fault.runtime == format else f", by {fault.runtime}"
     return f"{what} {chips}{other_format}: {words}"
 

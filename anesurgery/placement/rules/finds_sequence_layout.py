@@ -52,7 +52,7 @@ MEASUREMENTS = (
     Measurement(
         TEXT,
         "DistilBERT went from 55 to 8.7 ms",
-        "M1 Max, OS not named",
+        "M1 Max, OS not given",
         Grade.MEASURED,
         APPLE,
         ("M1", "M1 Max"),
@@ -60,7 +60,7 @@ MEASUREMENTS = (
     Measurement(
         TEXT,
         "DistilBERT became 2.84 times as fast at 128 tokens, and up to 10 times at 512 in batches of 8",
-        "iPhone 13 (A15), OS not named",
+        "iPhone 13 (A15), OS not given",
         Grade.DOCUMENTED,
         APPLE,
         ("A15",),

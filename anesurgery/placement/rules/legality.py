@@ -118,7 +118,7 @@ DEPTHWISE = _reported(
     "ten such convolutions of one decoder ran on the CPU, while smaller ones over images were placed on an M4",
     LLM.format("LFM2_CONVERSION_FINDINGS.md"),
     test=depthwise_step,
-    scope=Scope(os="seen on a Mac, not named, by a script that reads the compute plan of one model"),
+    scope=Scope(os="seen on an unnamed Mac, by a script that reads the compute plan of one model"),
     advice="multiply with the kernel and sum over the positions",
     remedy="depthwise_sum",
 )
@@ -156,7 +156,7 @@ BLOCK_TABLES = _reported(
     "tables for each row and block did not compile for the engine (-14)",
     LLM.format("DECODE_STATE_LAYOUTS.md (section 8), TERNARY_BONSAI.md"),
     test=tables_of_blocks,
-    scope=Scope(os="seen on a Mac, not named, coremltools 9.0, for iOS 18"),
+    scope=Scope(os="seen on an unnamed Mac, coremltools 9.0, for iOS 18"),
     advice="one table for the tensor, or one for each group of channels",
 )
 

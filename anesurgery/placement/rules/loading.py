@@ -106,7 +106,7 @@ STATE_IN_RANGE = general(
     "state it ran; other mixtures with a state failed in other ways",
     "apple/coremltools: issue 2548",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on a Mac that is not named"),
+    scope=Scope(os="seen on an unnamed Mac"),
     kind="memory",
     advice="fix all sizes (fix_shapes), or keep the state as an input and an output (cache_as_io)",
 )
@@ -268,7 +268,7 @@ def _repeated_heads(ops: list[Operation]) -> str:
     """Find keys or values of rank 5 that are repeated for the heads of a group."""
     tiles = [op for op in ops if op.op_type == "tile" and op.x.rank == 5]
     read = (op for op in tiles if any(r.op_type in ATTENTION for r in readers_after(op.outputs[0])))
-    return _counted(read, "value* of five axes, repeated for the heads of a group")
+    return _counted(read, "value* of rank 5, repeated for the heads of a group")
 
 
 def _unread_writes(ops: list[Operation]) -> str:
@@ -289,7 +289,7 @@ def _flat_attentions(ops: list[Operation]) -> str:
     """Find attention on values of rank 3, where batch and heads share one axis."""
     products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
     weights = (softmax for op in products if (softmax := producer(op.x, "softmax")) is not None)
-    return _counted(weights, "attention* of three axes")
+    return _counted(weights, "attention* of rank 3")
 
 
 def _transposed_weights(ops: list[Operation]) -> str:
@@ -482,11 +482,11 @@ def _volumes(ops: list[Operation]) -> str:
 REPORTS = (
     LoadReport(
         "refused-edge-pad",
-        "Core ML refuses a specification that mirrors or repeats edges along an axis other than the last two "
+        "Core ML refuses a model with reflect or replicate padding along an axis other than the last two "
         '("Padding for more than two dimensions only supports `constant` mode")',
         source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; "
         "pytorch/executorch: issues 11708, 11709",
-        seen="Macs, every unit; the chips are not named",
+        seen="Macs, every unit; chips not given",
         units=ALL,
         form=_edges_before_last_two,
         advice="pad with slices and a concat, or move each axis to the end, pad it and move it back",
@@ -495,23 +495,23 @@ REPORTS = (
     ),
     LoadReport(
         "refused-number-output",
-        "an output that is the mean of all elements, reshaped to one axis, failed in every prediction, on "
-        'every unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
+        "an output that is the mean of all elements, reshaped to rank 1, failed in every prediction, on every "
+        'unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
         source="FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
-        seen="macOS 14, the vocoder of Kokoro; the chip is not named",
+        seen="macOS 14, the vocoder of Kokoro; chip not given",
         units=ALL,
         form=_raised_numbers,
-        advice="take the mean so that an axis of length 1 stays, as in mean(dim=(1, 2)), or drop the output",
+        advice="keep one axis of length 1 in the mean, as in mean(dim=(1, 2)), or drop the output",
         systems=(("macOS", 14),),
         outcome=Outcome.FAILED_EVERYWHERE,
     ),
     LoadReport(
         "refused-passed-input",
-        'a model that returned an input as it was did not compile for the CPU (BNNS: "as both an input and '
-        'output", "Couldn\'t find tensor output with name"), or found nothing; with an op between the two, '
-        "it ran. One such model loaded in spite of this error",
+        'a model that returned one of its inputs unchanged did not compile for the CPU (BNNS: "as both an '
+        'input and output", "Couldn\'t find tensor output with name"), or detected nothing; with an op in '
+        "between, it ran. One such model loaded in spite of this error",
         source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
-        seen="M2 Pro, macOS 26.2, and iPhones, iOS 18 and 26, which are not named",
+        seen="M2 Pro, macOS 26.2, and unnamed iPhones with iOS 18 and 26",
         units=ALL,
         form=_passed_inputs,
         advice="drop the output, and keep the input in the app",
@@ -519,10 +519,10 @@ REPORTS = (
     ),
     LoadReport(
         "crash-vector-product",
-        "a product of a vector and a batch of matrices has another shape in coremltools than on the device, "
-        "and the prediction crashed",
+        "a matmul of a vector and a batch of matrices gets a different shape in coremltools than on the "
+        "device, and the prediction crashed",
         source="apple/coremltools: issue 2263; microsoft/onnxruntime: pull request 21186",
-        seen="a Mac that is not named, macOS 14",
+        seen="macOS 14; Mac model not given",
         units=ALL,
         form=_vector_products,
         advice="make the vector a row (expand_dims) before the product, and squeeze its result",
@@ -531,13 +531,13 @@ REPORTS = (
     ),
     LoadReport(
         "abort-int8-gpu",
-        "a model with weights of 8 bits crashed in the GPU back end (an assertion of MPSGraph)",
+        "a model with 8-bit weights crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU, the OS is not named; a decoder with 8-bit weights was right with ALL "
+        seen="M4, units with the GPU, OS not given; a decoder with 8-bit weights gave correct results with ALL "
         "and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
-        advice="ask for CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
+        advice="use CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
         chips=("M4",),
         loaded_on=(("macOS", 26),),
         outcome=Outcome.ABORTED,
@@ -561,7 +561,7 @@ REPORTS = (
         "a super-resolution network (SAFM) never finished loading with the default units; with CPU_AND_GPU, "
         "it loaded quickly",
         source="coremltools: issue 2367",
-        seen="a Mac that is not named, macOS 15",
+        seen="macOS 15; Mac model not given",
         units=ENGINE,
         form=_nearest_beside_pool,
         advice="load it with CPU_AND_GPU",
@@ -569,10 +569,10 @@ REPORTS = (
     ),
     LoadReport(
         "hang-strided-length",
-        "a convolution with a stride of 6 over 18,001 elements hung at load: the engine's compiler did not "
-        "end. In fp32, or with CPU_AND_GPU, it loaded",
+        "a convolution with a stride of 6 over 18,001 elements hung at load: the engine's compiler never "
+        "finished. In fp32, or with CPU_AND_GPU, it loaded",
         source="apple/coremltools: issue 2660",
-        seen="a Mac that is not named, ALL, fp16",
+        seen="ALL, fp16; Mac model not given",
         units=ENGINE,
         form=_strided_lengths,
         advice="load it with CPU_AND_GPU, keep this convolution in fp32, or convolve shorter pieces",
@@ -581,9 +581,9 @@ REPORTS = (
         "refused-deconv-stride",
         'a transposed convolution with a kernel and a stride of 16x1 compiled neither for the engine ("Deconv '
         'stride should be 4 on both width and height axis") nor for the CPU (BNNS: "Failed to determine '
-        'convolution kernel"); a model with such ones (music separation) ran on the CPU and the GPU',
+        'convolution kernel"); a music-separation model with such layers ran on the CPU and the GPU',
         source="apple/coremltools: issue 2450",
-        seen="A17 Pro, CPU_AND_NE; the OS is not named",
+        seen="A17 Pro, CPU_AND_NE; OS not given",
         units=ENGINE,
         form=_uneven_steps,
         advice="write it as a convolution and a reshape",
@@ -595,7 +595,7 @@ REPORTS = (
         "a 3D U-Net over 128x128x128 voxels crashed on the CPU (EXC_BAD_ACCESS in conv3d of Espresso); over "
         "64x64x64 it ran",
         source="apple/coremltools: issue 2000",
-        seen="macOS 13, coremltools 7.0; the chip is not named",
+        seen="macOS 13, coremltools 7.0; chip not given",
         units=ALL,
         form=_volumes,
         advice="run smaller volumes, or convolve in two dimensions",
@@ -605,13 +605,14 @@ REPORTS = (
     ),
     LoadReport(
         "refused-long-sound",
-        "the engine's compiler took 159 s over a vocoder (Sidon, a DAC decoder), and failed; all of the model "
-        "then ran on the CPU, 12 times slower than with CPU_ONLY. Elsewhere it took many minutes and 1 GB",
+        "the engine's compiler failed after 159 s on a vocoder (Sidon, a DAC decoder). The whole model then "
+        "fell back to the CPU, which was 12 times slower than asking for CPU_ONLY. On another Mac, the "
+        "compiler took many minutes and 1 GB of memory",
         source="soniqo/speech-swift: issue 464, pull request 466",
-        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on a Mac that is not named",
+        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on an unnamed Mac",
         units=ENGINE,
         form=_long_sounds,
-        advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the sound in shorter pieces",
+        advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the audio in shorter chunks",
         chips=("M5",),
         systems=(("macOS", 26),),
     ),
@@ -622,55 +623,55 @@ REPORTS = (
         seen="M5 Pro, macOS 26",
         units=ENGINE,
         form=_written_caches,
-        advice="write the cache by slices or by a mask",
+        advice="write the cache with slices or with a mask",
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="replace_scatter",
     ),
     LoadReport(
         "refused-repeated-heads",
-        "the compiler of the engine refused keys and values that are repeated for a group of heads through "
-        "five axes, and all of the model ran on the CPU; repeated through four axes they ran",
+        "the engine's compiler refused grouped-query attention that repeats its keys and values at rank 5, and "
+        "the whole model ran on the CPU; repeated at rank 4, they ran",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
         units=ENGINE,
         form=_repeated_heads,
-        advice="repeat them with four axes: the pass rerank with at_most=4",
+        advice="repeat them at rank 4: run the pass rerank with at_most=4",
         chips=("M2",),
         systems=(("macOS", 26),),
         common=True,
     ),
     LoadReport(
         "refused-state-write",
-        "the compiler of the engine failed if no op read the result of a write to a state, and the whole "
-        'model failed to load ("functionName must be nil unless the model type is ML Program"); if the '
-        "attention read the result, it compiled",
+        "the engine's compiler failed if no op read the result of a write to a state, and the whole model "
+        'failed to load ("functionName must be nil unless the model type is ML Program"); if the attention '
+        "read the result, it compiled",
         source="kasper0406/gemma-coreml-chat: global_cache_states.py",
         seen="M4 Pro, macOS 27, CPU_AND_NE and ALL",
         units=ENGINE,
         form=_unread_writes,
-        advice="let the ops that read the new value read the result of the write, or keep the state as an "
-        "input and an output (cache_as_io)",
+        advice="let later ops read the updated state instead of the value written into it, or keep the state "
+        "as an input and an output (cache_as_io)",
         chips=("M4",),
         systems=(("macOS", 27),),
         common=True,
     ),
     LoadReport(
         "crash-returned-write",
-        "a model crashed at load (a segmentation fault) if an output was the value that it wrote to a state; "
-        "if it returned the value times another, it loaded",
+        "a model crashed at load (a segmentation fault) if it returned the very value that it wrote to a "
+        "state; if it multiplied this value by another one first, it loaded",
         source="apple/coremltools: pull request 2713",
-        seen="a Mac that is not named, coremltools 9",
+        seen="coremltools 9; Mac model not given",
         units=ALL,
         form=_returned_writes,
-        advice="return another value, such as the product of this one with an input of 1",
+        advice="return a different value, such as this one times an input that you set to 1",
     ),
     LoadReport(
         "refused-wide-attention",
-        'ANECCompile failed for two or more fused attentions with heads of 512 ("live input tensor not used '
-        'in network"), and all of the model ran on the CPU without an error',
+        'ANECCompile failed for two or more fused attention ops with a head dimension of 512 ("live input '
+        'tensor not used in network"), and the whole model ran on the CPU without an error',
         source="kasper0406/stablehlo-coreml: pull request 89",
-        seen="a Mac that is not named, macOS 26.5 and 26.6",
+        seen="macOS 26.5 and 26.6; Mac model not given",
         units=ENGINE,
         form=_wide_attentions,
         advice="write these attentions as matmul, softmax and matmul",
@@ -679,13 +680,13 @@ REPORTS = (
     ),
     LoadReport(
         "abort-flat-attention",
-        "attention on values of rank 3 crashed in the GPU back end at the first prediction (the text encoders "
-        "of older Stable Diffusion conversions)",
+        "attention at rank 3 crashed in the GPU back end at the first prediction (the text encoders of older "
+        "Stable Diffusion conversions)",
         source="MochiDiffusion/MochiDiffusion: issue 521",
-        seen="a Mac that is not named, macOS 27.2, CPU_AND_GPU",
+        seen="macOS 27.2, CPU_AND_GPU; Mac model not given",
         units=GPU,
         form=_flat_attentions,
-        advice="ask for CPU_AND_NE, or convert again with four axes",
+        advice="use CPU_AND_NE, or convert again with rank-4 tensors",
         systems=(("macOS", 27),),
     ),
     LoadReport(
@@ -696,7 +697,7 @@ REPORTS = (
         seen="M5 Pro, units with the GPU; macOS 26.6.1",
         units=GPU,
         form=_transposed_weights,
-        advice="ask for CPU_AND_NE, or use scaled_dot_product_attention",
+        advice="use CPU_AND_NE, or write it with scaled_dot_product_attention",
         chips=("M5",),
         systems=(("macOS", 26),),
         outcome=Outcome.ABORTED,
@@ -709,7 +710,7 @@ REPORTS = (
         seen="M5 Pro, macOS 26.5 and 26.6, units with the GPU",
         units=GPU,
         form=_recurrent,
-        advice="ask for CPU_AND_NE, or write the steps out (unroll_recurrent)",
+        advice="write the steps out, or use CPU_AND_NE",
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="unroll_recurrent",
@@ -717,8 +718,8 @@ REPORTS = (
     LoadReport(
         "refused-norm-scale",
         "a layer norm over 1,024 or more values did not compile for the engine (ANECCompile) if its scale or "
-        "shift, with elements that differ, was between two reshapes. After the second reshape, it compiled; "
-        "on the M5, both compiled",
+        "shift was not the same for all elements, and was applied between two reshapes. Applied after the "
+        "second reshape, it compiled; on the M5, both compiled",
         source="sbryngelson/ANEForge: issues 149, 162, pull request 201",
         seen="M1 Max and M2 Pro, macOS 26.5, through E5RT",
         units=ENGINE,
@@ -729,10 +730,10 @@ REPORTS = (
     ),
     LoadReport(
         "crash-masked-mean",
-        'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", '
-        "if the length varies; with a fixed length, or on the CPU, it ran",
+        'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", if '
+        "the sequence length was flexible; with a fixed length, or on the CPU, it ran",
         source="apple/coremltools: issue 2825",
-        seen="a device that is not named, coremltools 9, units with the GPU or the engine",
+        seen="coremltools 9, units with the GPU or the engine; device not given",
         units=BOTH,
         form=_masked_means,
         advice="fix the length, or take the mean in the app",
@@ -741,13 +742,13 @@ REPORTS = (
     ),
     LoadReport(
         "refused-varying-mean",
-        "an ML program with a mean and inputs of varying sizes did not load on iOS 15.4 (MIL->EIR translation "
-        "error: std::bad_cast), and did on older releases of iOS 15",
+        "an ML program with a mean and inputs of flexible sizes did not load on iOS 15.4 (MIL->EIR translation "
+        "error: std::bad_cast), but loaded on older releases of iOS 15",
         source="apple/coremltools: issue 1420",
-        seen="iOS 15.4; the device is not named",
+        seen="iOS 15.4; device not given",
         units=ALL,
         form=_varying_means,
-        advice="fix the sizes, or ask for iOS 16",
+        advice="fix the sizes, or require iOS 16",
         systems=(("iOS", 15),),
         remedy="fix_shapes",
         outcome=Outcome.FAILED_EVERYWHERE,
@@ -756,10 +757,10 @@ REPORTS = (
     ),
     LoadReport(
         "refused-label-batch",
-        "a classifier chooses one label by all of its scores. coremltools refuses several rows of them, but "
-        "not a list of batches (1, 4 and 8): that model failed when it ran",
-        source="apple/coremltools: issue 2764; its op classify, read",
-        seen="a Mac that is not named, coremltools 9.0",
+        "a Core ML classifier returns one label. coremltools refuses a fixed batch larger than 1, but accepts "
+        "a list of batch sizes (1, 4 and 8), and that model failed when it ran",
+        source="apple/coremltools: issue 2764, and the source of its op classify",
+        seen="coremltools 9.0; Mac model not given",
         units=ALL,
         form=_rows_of_scores,
         advice="fix the batch to 1, or convert without classifier_config and look labels up in the app",
@@ -767,10 +768,10 @@ REPORTS = (
     ),
     LoadReport(
         "crash-places",
-        "torch.where with one argument crashed: it lists the places along each axis, and a list of "
-        "integers with one axis crashed. nonzero, whose list has two axes, ran",
+        "torch.where with one argument crashed: it returns one rank-1 tensor of indices for each axis, and a "
+        "rank-1 integer tensor crashed. nonzero, which returns one rank-2 tensor, ran",
         source="pytorch/executorch: issue 17537; 0xShug0/opdiff: reprod/executorch_crash_op_where_coreml.py",
-        seen="Core ML through ExecuTorch; the device is not named",
+        seen="Core ML through ExecuTorch; device not given",
         units=ALL,
         form=_places,
         advice="keep a mask of fixed size, and list the indices in the app",

@@ -454,7 +454,7 @@ RULES = (
         "lost-remainder",
         names("sub"),
         "x % 1 was converted without its floor: coremltools 9 drops a division by 1, and x - x is left",
-        "FluidInference/mobius: pull request 58; found when rebuilt with coremltools 9.0",
+        "FluidInference/mobius: pull request 58; reproduced with coremltools 9.0",
         test=lambda op, target: lost_remainder(op),
         remedy=RESTORE,
         advice="write x - torch.floor(x) and convert again",
@@ -483,8 +483,8 @@ RULES = (
         "lost-int16",
         NARROWED,
         "the converter casts the data of a gather, squeeze or topk to int16, and the indices of a topk to "
-        "uint16: larger numbers wrap around",
-        "apple/coremltools: issue 2222; its pass add_int16_cast, read and run",
+        "uint16: larger values wrap around",
+        "apple/coremltools: issue 2222; we read and ran its pass add_int16_cast",
         test=lambda op, target: narrowed_data(op) or narrowed_places(op),
         remedy=RESTORE,
         advice="gather int32",
@@ -514,26 +514,28 @@ RULES = (
     _lint(
         "lost-digits",
         names("mul real_div"),
-        "fp16 has 11 binary digits down to 6.1e-5, fewer below, and none below 6e-8",
+        "a small constant lost digits in fp16, which has 11 binary digits down to 6.1e-5, fewer below, and "
+        "none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
         test=lambda op, target: rounded_away(op),
         grade=Grade.DOCUMENTED,
-        advice="convert again in fp32 and let compute_fp16 choose, or multiply by two larger factors",
+        advice="convert again in fp32 and let compute_fp16 choose, or split the constant into two larger "
+        "factors",
     ),
     _lint(
         "lost-infinity",
         names("mul"),
-        "a number beyond 65504, such as the lowest number of fp32, became infinite in fp16: a product with it "
-        "is infinite, and NaN where the other factor is 0",
+        "a value beyond 65504, such as the lowest value of fp32, became infinite in fp16: a product with it is "
+        "infinite, and NaN where the other factor is 0",
         "apple/coremltools: issue 2223, pull request 2669",
         test=lambda op, target: infinite_factor(op),
-        advice="convert again with -1e4 instead of the lowest number of fp32, or in fp32",
+        advice="convert again with -1e4 instead of the lowest value of fp32, or in fp32",
     ),
     _lint(
         "lost-diagonal",
         names("band_part"),
         "torch.diagonal was converted to a matrix that is 0 off the diagonal. ExecuTorch expects only the "
-        "diagonal, and gave wrong numbers or crashed",
+        "diagonal, and gave wrong results or crashed",
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",
@@ -563,7 +565,7 @@ RULES = (
 
 UNMOVED = general(
     "lost-output",
-    "an output that is the same for every input is not a result; most often, the conversion has lost a part",
+    "an output that never changes is useless; most often, the conversion dropped a part of the model",
     "the graph itself, by the definition of its ops",
     kind="conversion",
     grade=Grade.MEASURED,

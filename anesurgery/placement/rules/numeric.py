@@ -995,7 +995,7 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-gather-nd",
         frozenset({"gather_nd"}),
-        "with indices computed at run time it gave zeros on the engine, and was right on the CPU and the GPU",
+        "with indices computed at run time it gave zeros on the engine, and was correct on the CPU and the GPU",
         "john-rocky/CoreML-LLM (iPhone 17 Pro)",
         test=runtime_rows,
         grade=Grade.REPORTED,

@@ -573,8 +573,8 @@ RULES: tuple[Rule, ...] = (
         "conv-stride",
         CONV,
         "strides that are products of 2 and 3 are efficient (4, 6, 8, 9, 12, 16, 24, 32), different ones only "
-        "as a 2 with another; all from 2 to 8 are legal (M4). To convert and load one on a Mac, not named, "
-        "took over 5 minutes for 5 and 7, 30 s for 10 and 11, and less than 10 s for the others from 1 to 18",
+        "as a 2 with another; all from 2 to 8 are legal (M4). To convert and load one on an unnamed Mac took "
+        "over 5 minutes for 5 and 7, 30 s for 10 and 11, and less than 10 s for the others from 1 to 18",
         f"{RULES_OF_APPLE}; {STUDY}; coremltools issue 2473",
         test=odd_stride,
         grade=Grade.DOCUMENTED,
@@ -668,14 +668,14 @@ LOOPS = (
     Rule(
         "recurrent-loop",
         names("while_loop"),
-        "loops ran neither on the ANE nor on the GPU (a Mac, its chip not named), and Core ML's own recurrent "
-        "ops are no way out: they stay on the CPU (M4, macOS 27.0.1; iPhone XS), and the op gru gave wrong "
-        "numbers on every unit (Chromium on a Mac)",
+        "loops ran neither on the ANE nor on the GPU (a Mac, chip not given), and Core ML's own recurrent ops "
+        "are no way out: they stay on the CPU (M4, macOS 27.0.1; iPhone XS), and the op gru gave wrong results "
+        "on every unit (Chromium on a Mac)",
         "webmachinelearning/webnn: issue 689; coremltools issues 2208 and 337; "
         "751K/Apple-Neural-Engine-Microarchitecture-Study-M6",
         test=stepwise,
         grade=Grade.REPORTED,
-        scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and a Mac, not named"),
+        scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and an unnamed Mac"),
         kind="speed",
         remedy="unroll_loop",
         advice="make the steps straight code; beyond 64 rounds, unroll_loop(max_rounds=...)",

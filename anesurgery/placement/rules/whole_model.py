@@ -47,7 +47,7 @@ _MINUTES_FROM = 330_000_000
 """Bytes of weights from which a load was reported to take over a minute: 335 MB took 1.6, 667 MB took 2, 754 MB
 and 1.4 GB took 4."""
 _NO_MEMORY = frozenset({(128, 1024), (32, 512), (64, 512), (128, 512), (1, 2048)})
-"""(Queries, keys) of attention at which the compile of a Llama of 1 billion weights ran out of memory; (130,
+"""(Queries, keys) of attention at which the compile of a Llama with 1B parameters ran out of memory; (130,
 1024), (64, 1024), (256, 512) and (64, 2048) ran."""
 _LONG_HISTORY = 32768
 """Keys with which a prefill did not compile; with 8,192 it did."""
@@ -64,34 +64,35 @@ _MINUTES = _large(
     "load-minutes",
     "the first load compiles the model for the engine. Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s "
     "(M2 Pro); later loads took 3 to 5 s (macOS 15.3.1). On an A19 Pro, models of 1.4 GB, and of 754 MB with "
-    "int8 weights, took 4 minutes. On a Mac that is not named, a model of 667 MB failed to compile after 140 "
-    "s, and the first prediction was killed. An A16 loaded a model of more than 1 GB; on an A18, the same "
-    "model did not compile, took 5 to 6 GB of memory, and the app was killed. On an A15 (iOS 17 beta), an app "
-    "with a palettized text encoder of SDXL was killed after 9 minutes. On an A16, 335 MB of CLIP took 97 s. "
-    "The OS compiles a model again after an update of the app, and after it drops its cache",
+    "int8 weights, took 4 minutes. On an unnamed Mac, a model of 667 MB failed to compile after 140 s, and the "
+    "first prediction was killed. An A16 loaded a model of more than 1 GB; on an A18, the same model did not "
+    "compile, took 5 to 6 GB of memory, and the app was killed. On an A15 (iOS 17 beta), an app with a "
+    "palettized text encoder of SDXL was killed after 9 minutes. On an A16, 335 MB of CLIP took 97 s. The OS "
+    "compiles a model again after an update of the app, and after it drops its cache",
     "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issues 2758, "
     "2503, 1814; apple/ml-stable-diffusion issue 255",
     scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, A19 Pro, iOS 26, A18, A16 and A15"),
     advice=(
-        "load it once, when the user is not waiting; a virtual Mac without an engine (GitHub's macos-15) "
-        "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)"
+        "load it once, when the user is not waiting; a virtual Mac without an engine (GitHub's macos-15) hung "
+        "for 27 minutes in that compilation: use CPU_ONLY there (soniqo/speech-swift pull request 286)"
     ),
 )
 _OUT_OF_MEMORY = _large(
     "compile-memory",
     "at some shapes the compiler runs out of memory, though it can compile larger ones. With 1,024 keys, 128 "
     "queries failed, 130 ran in 83 ms, and 64 in 46 ms. With 2,048 keys, one query failed and 64 ran. "
-    "Elsewhere an attention with a state, of 128 queries over 1,024 keys, did not run on the engine, and "
-    "one of 32 did",
+    "Elsewhere, stateful attention with 128 queries over 1,024 keys did not run on the engine, but with 32 "
+    "queries it did",
     "pytorch/executorch issue 8439; Anemll/Anemll issue 27, coremltools issue 2553",
-    scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
-    advice="take another number of tokens in one call (130 for 128), and load it on the device first",
+    scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama with 1B parameters"),
+    advice="process a different number of tokens in one call (130 instead of 128), and load it on the device "
+    "first",
 )
 _HISTORY = _large(
     "compile-history",
     "a prefill with a history of 32,768 tokens did not compile for the engine, and took 380 s instead of 17; "
-    "with 8,192 tokens it compiled. For a Gemma 4, no prefill over 32,768 or more tokens compiled, and no "
-    "decode step with two caches of this length; over 16,384 tokens all compiled",
+    "with 8,192 tokens it compiled. For Gemma 4, neither a prefill over 32,768 or more tokens nor a decode "
+    "step with two caches of this length compiled; over 16,384 tokens, everything did",
     "Pummelchen/NVMAI issue 7; kasper0406/gemma-coreml-chat: README.md",
     scope=Scope(frozenset({16, 17}), "seen on M5, macOS 26.5, and M4 Pro, macOS 27"),
     advice="keep a shorter history, or a window",
@@ -109,18 +110,18 @@ _LATE_SHAPE = general(
 _NORM_VALUES = _large(
     "compile-norm-values",
     "of three instances of a transformer block at 64x64, two failed to compile and one compiled: it depended "
-    'on the values of four LayerNorm vectors ("failed create split by input channel"); through Core AI',
+    'on the values of four LayerNorm vectors ("failed create split by input channel"). This was with Core AI',
     "apple/coreai-models issue 138",
     scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
     advice="load the trained model on the device: one with random weights proves nothing",
 )
 _PALETTE_STATE = _large(
     "state-palette",
-    "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same decoder, "
-    "converted by coremltools 8.3 instead of 9.0, did not crash",
+    "a stateful decoder with 4-bit palettes crashed after 100 to 200 predictions; the same decoder, converted "
+    "by coremltools 8.3 instead of 9.0, did not crash",
     "coremltools issue 2716",
     scope=Scope(os="seen on an M5 Max, macOS 26.5, CPU_AND_NE, Whisper large-v3 turbo"),
-    advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
+    advice="run a few hundred predictions on the device before you ship it, or keep the cache as inputs and "
     "outputs",
 )
 _WAVEFORM = _large(
@@ -134,7 +135,7 @@ _WAVEFORM = _large(
         since=(("macOS", 26), ("iOS", 26)),
         until=(("macOS", 26), ("iOS", 27)),
     ),
-    advice="predict some hundred times on the device before you ship it; on the M5 it ran with CPU_AND_GPU",
+    advice="run a few hundred predictions on the device before you ship it; on the M5 it ran with CPU_AND_GPU",
 )
 _PHONE = _large(
     "size-phone",
@@ -142,7 +143,8 @@ _PHONE = _large(
     "fp16 or as int8. An int8 package of 1.88 GB was killed at about 5 GB; an fp16 package of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
-    advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
+    advice="load it in chunks, each below the size limit for one program (`anesurgery chips`), and measure "
+    "phys_footprint",
 )
 _COARSE_TABLE = _large(
     "num-coarse-table",
@@ -274,13 +276,13 @@ _reported = partial(general, grade=Grade.REPORTED)
 
 LARGE_TABLE = _reported(
     "embedding-rows",
-    "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, not named), and without "
-    "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an "
-    "encoder with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a time "
-    "there with 248,000 rows",
+    "with a table of 151669 rows inside, one model ran on the CPU as a whole (an unnamed Mac), and without it "
+    "on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an encoder "
+    "with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a time there "
+    "with 248,000 rows",
     "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; ironblock/sidekick: "
     "docs/MODELS.md; john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
-    scope=Scope(os="seen on a Mac, not named, and not on M1 Max, M5 Pro, A19"),
+    scope=Scope(os="seen on an unnamed Mac, and not on M1 Max, M5 Pro, A19"),
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
 WITH_TABLE = frozenset({"M1", "M5"})
@@ -299,8 +301,8 @@ DISPUTED_LIST = _reported(
 DISPUTED_RANGE = _reported(
     "dyn-range-disputed",
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
-    "1561 against 49.7 ms of the fixed model; a Mac, not named, in February 2023), while others took the "
-    "time of the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
+    "1561 against 49.7 ms of the fixed model; an unnamed Mac in February 2023), while others took the time of "
+    "the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
     "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
     "mattmireles/kokoro-coreml",
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
@@ -328,10 +330,10 @@ LARGEST_COMPRESSED = 950_000_000
 int4 ran, 1.88 GB of int8 did not."""
 TOO_LARGE = _reported(
     "size-leaves",
-    "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, not named) and these weights as "
-    "1.88 GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and "
-    "899 MB of int4 ran there. It may be the file: 3.2 GB of int4 in one weight.bin had no op there, and in "
-    "four files of 1 GB all 192 (a Mac, not named)",
+    "packages above the limit had no op on the ANE: 3.77 GB of fp16 (an unnamed Mac) and these weights as 1.88 "
+    "GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and 899 "
+    "MB of int4 ran there. It may be the file: 3.2 GB of int4 in one weight.bin had no op there, and in four "
+    "files of 1 GB all 192 (an unnamed Mac)",
     "kasper0406/gemma-coreml-chat: weight_shards.py; "
     f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
     f"{SOURCES['program']}",

@@ -219,13 +219,14 @@ def speed(count: int = 10_000) -> Table:
 
 HEAD = """# How often inspect is right
 
-`make placement` writes this page. No number on it is typed by hand.
+`make placement` writes this page.
 
 * **Verdicts**: we compare `inspect` with Core ML's own plans for single ops and small graphs on an M4 (macOS
   27.0.1; 751K/Apple-Neural-Engine-Microarchitecture-Study-M6). We fitted our cost model to the same cases, so
-  this score is in-sample.
-* **Estimates**: the largest factor by which an estimate is off, in-sample and held out. "Alone" counts
-  classes with a single case, which nothing can check.
+  this score is in-sample. "Legal": can the engine run the op? "Preferred": which unit runs it? "Graphs": do
+  all ops of a graph match? A stands for the engine, C for the CPU.
+* **Time estimates**: the largest factor by which one is off, in-sample and held out. "Alone" counts classes
+  of ops with only one case, so none is left to hold out.
 * **Zoo**: the share of ops on the ANE in whole models (M4 Pro, macOS 26.5.1;
   erwinzhang7/coreml-compute-placement).
 * **Corpus**: ops of public models for which `inspect` names no unit.

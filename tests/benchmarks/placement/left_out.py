@@ -77,7 +77,8 @@ def recorded(folder: Path) -> dict[str, dict[str, Any]]:
 def estimates(points: Iterable[Point]) -> Table:
     """The error of each op type and unit that is a sum of products, and of all others together."""
     table = Table(
-        "op", "unit", "cases", "off, in-sample", "off, left out", "alone", title="estimates, times off at most"
+        *("op", "unit", "cases", "factor, in-sample", "factor, held out", "alone"),
+        title="time estimates: largest error factor",
     )
     groups: dict[tuple[str, str], set[Point]] = {}
     for point in points:

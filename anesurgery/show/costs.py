@@ -210,7 +210,8 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
         if costliest.finding is not None or any(row.preferred is not None for row in own):
             yield tuple(sorted(row.name for row in own)), problem
         elif costliest.why == summary.UNDECIDED:
-            yield (), replace(problem, advice=MEASURE)
+            kind = "undecided" if 2 * len(own) > len(rows) else problem.kind  # of most ops, it is news
+            yield (), replace(problem, advice=MEASURE, kind=kind)
     for group in summary.other_findings(inspection):
         own, finding = [rows[name] for name in group.ops if name in rows], group.finding
         if own and all(is_fault_elsewhere(finding, row.legal, row.preferred) for row in own):

@@ -18,6 +18,7 @@ from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Grade
+from anesurgery.show import summary
 from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, first_clauses, fitted, on_a_screen
 from anesurgery.show.report import Report, Table
 
@@ -269,3 +270,17 @@ def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:
     words = "weights 76.8 MB -> 128 MB and the expected time rises"
     assert first_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
     assert first_clauses(words, 20) == first_clauses(words, 40, least=30) == ""
+
+
+def test_what_is_not_known_of_most_ops_comes_first() -> None:
+    why = "no run-time weights"
+    kept = row(
+        0, "matmul", "cpu", legal=False, flop=1000, findings=(finding(message=why, advice="store them"),)
+    )
+    undecided = [row(i, "mul", None, flop=1000) for i in range(1, 6)]
+    known = [row(i, "add", "ane", flop=1000) for i in range(6, 16)]
+    assert [problem.why for problem in costs(inspection([kept, *undecided]))] == [summary.UNDECIDED, why]
+    assert [problem.why for problem in costs(inspection([kept, *undecided, *known]))] == [
+        why,
+        summary.UNDECIDED,
+    ]

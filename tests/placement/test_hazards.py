@@ -74,7 +74,7 @@ def test_the_arithmetic_shows_it(hazard: Hazard) -> None:
     assert decibels(hazard.graph, hazard, hazard.arithmetic) < GOOD
 
 
-@pytest.mark.slow_cases("small shares of many keys")
+@pytest.mark.slow_cases("small attention weights over many keys")
 @pytest.mark.parametrize("hazard", [h for h in HAZARDS if h.repair], ids=lambda h: h.name)
 def test_the_repair_brings_the_numbers_back(hazard: Hazard) -> None:
     """Also in exact arithmetic, and where no arithmetic here shows the hazard."""

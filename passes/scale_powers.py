@@ -26,7 +26,7 @@ Refuses when the values are not of fp16, when the exponent is not a whole number
 not a constant number below 1, when weights are compressed or too large to make anything small, and when
 intervals show that the power does not overflow.
 
-Why it helps: a cube of fp16 overflows above 40, a square above 255, even if the final result is small
+Why it helps: a cube of fp16 overflows above 40, a square from 256 on, even if the final result is small
 (computed). There are as many ops as before, or one more; what that costs in time was not measured.
 
 Grade: proved.

@@ -211,7 +211,10 @@ def counted_too(x: Var) -> Any:
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "windows that are cut at the beginning": (lambda x: chomped(x, 4, 4), "conv"),
     "windows that are cut in part": (lambda x: chomped(x, 4, 2), "conv"),
-    "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond its end"),
+    "windows that look ahead, and are cut": (
+        lambda x: chomped(mb.exp(x=x), 2),
+        "reads 2 places beyond the end",
+    ),
     "a row is taken": (last_state, "gather"),
     "places from the end": (from_the_end, "is another at 1 than at 8"),
     "a number of the length as an output": (counted_too, "computed from the length"),
@@ -249,7 +252,7 @@ def test_one_length_along_several_axes_is_not_padded() -> None:
     )
 
     sized = ane.sizes(program, {"x": [(1, 5, 5), (1, 9, 9)]})
-    assert sized.padding.why_not.startswith("x has one length along several axes")
+    assert sized.padding.why_not.startswith("x has equal lengths along several axes")
 
 
 def moving(x: Var, window: int, pads: tuple[int, int], step: int = 2) -> Var:
@@ -294,7 +297,7 @@ def test_windows_that_move_further_pad_multiples(
     program = dynamic(build, (1, 4, None))
     sized = ane.sizes(program, {"x": [(1, 4, 3), (1, 4, 8), (1, 4, 16)]})
     assert (sized.padding.shares, sized.padding.multiple) == ({"y": share}, share)
-    assert f"lengths that are multiples of {share}, proved" in str(sized)
+    assert f"at multiples of {share}, proved" in str(sized)
     folder = sized.save(tmp_path / "sized")
     for length in range(share, 17, share):
         values = {"x": RNG.standard_normal((1, 4, length)).astype(np.float32)}
@@ -320,7 +323,7 @@ def odd_places(x: Var) -> Var:
 
 UNEVEN: dict[str, tuple[Callable[[Var], Any], str]] = {
     "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 place beyond its end"),
-    "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "another length"),
+    "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "changes the length"),
     "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "another length"),
     "axes of two lengths": (crossing, "another length"),
     "places from the second on": (odd_places, "slice_by_index reads across"),

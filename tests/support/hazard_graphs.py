@@ -165,19 +165,19 @@ def log_softmax(x: Var) -> Var:
 
 
 def root_norm(x: Var) -> Var:
-    """Values above 255 overflow when squared; a cast to fp32 around them may be folded away."""
+    """Values of 256 or more overflow when squared; a cast to fp32 around them may be folded away."""
     mean = rows(mb.reduce_mean, mb.square(x=x))
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-4)), epsilon=NONE), name="y")
 
 
 def l2_norm(x: Var) -> Var:
-    """Values above 255 overflow when squared."""
+    """Values of 256 or more overflow when squared."""
     total = rows(mb.reduce_sum, mb.mul(x=x, y=x))
     return mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=total, y=HALF(1e-4))), name="y")
 
 
 def layer_norm(x: Var) -> Var:
-    """Values above 255 overflow when squared."""
+    """Values of 256 or more overflow when squared."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     spread = mb.add(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(1e-4))
     return mb.mul(x=apart, y=mb.rsqrt(x=spread, epsilon=NONE), name="y")
@@ -190,20 +190,20 @@ def variance(x: Var) -> Var:
 
 
 def magnitude(x: Var) -> Var:
-    """Values above 255 overflow when squared."""
+    """Values of 256 or more overflow when squared."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.sqrt(x=mb.add(x=mb.square(x=a), y=mb.square(x=b)), name="y")
 
 
 def power_in_decibels(x: Var) -> Var:
-    """Values above 255 overflow when squared, although the logarithm is small."""
+    """Values of 256 or more overflow when squared, although the logarithm is small."""
     real, imaginary = (mb.square(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
     power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-4))
     return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
 
 
 def log_mel(x: Var) -> Var:
-    """Values above 255 overflow when squared, although the logarithm is small."""
+    """Values of 256 or more overflow when squared, although the logarithm is small."""
     weights = np.abs(random(1, 20, 64, scale=0.02))[0]
     real, imaginary = (mb.square(x=mb.squeeze(x=v, axes=[1])) for v in mb.split(x=x, num_splits=2, axis=1))
     bands = mb.matmul(x=weights, y=mb.add(x=real, y=imaginary))
@@ -211,7 +211,7 @@ def log_mel(x: Var) -> Var:
 
 
 def deviation(x: Var) -> Var:
-    """Values above 255 overflow when squared."""
+    """Values of 256 or more overflow when squared."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     return mb.sqrt(x=mb.mul(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(64 / 63)), name="y")
 
@@ -225,7 +225,7 @@ def cosine_written(x: Var) -> Var:
 
 
 def length(x: Var) -> Var:
-    """Values above 255 overflow when squared."""
+    """Values of 256 or more overflow when squared."""
     return mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=x)), name="y")
 
 
@@ -311,7 +311,7 @@ def gelu_written(x: Var) -> Var:
 
 
 def cube(x: Var) -> Var:
-    """A number above 40 overflows when cubed, although it is scaled down later."""
+    """A number above 40.3 overflows when cubed, although it is scaled down later."""
     return mb.mul(x=mb.pow(x=x, y=HALF(3)), y=HALF(1e-4), name="y")
 
 
@@ -445,7 +445,7 @@ def likelihood(x: Var) -> Var:
 
 
 def squared_relu(x: Var) -> Var:
-    """Values above 255 overflow when squared, although the weights scale them down."""
+    """Values of 256 or more overflow when squared, although the weights scale them down."""
     weight = (np.random.default_rng(0).uniform(-0.05, 0.05, (8, 64))).astype(HALF)
     return mb.linear(x=mb.square(x=mb.relu(x=x)), weight=weight, name="y")
 

@@ -533,8 +533,8 @@ REPORTS = (
         "abort-int8-gpu",
         "a model with 8-bit weights crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, any setting with the GPU, OS not given; a decoder with 8-bit weights gave correct results with "
-        "ALL and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
+        seen="M4, any setting with the GPU, OS not given; a decoder with 8-bit weights gave correct results "
+        "with ALL and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
         advice="use CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",

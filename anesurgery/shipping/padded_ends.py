@@ -282,12 +282,14 @@ def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
         return Refusal(f"{op.op_type} reads across the padded axis", op)
     before, behind = _pad_before_conv(op, axis)
     if behind and constant(op.x.op.inputs.get("constant_val")) not in (None, 0):
-        return Refusal(f"{op.op_type} reads across the padded axis, whose edge is not filled with 0", op)
+        return Refusal(
+            f"{op.op_type} reads across the padded axis: its edge is filled with another number than 0", op
+        )
     window = (ints(op, "dilations") or [1] * (op.x.rank - 2))[at] * (int(op.weight.shape[axis]) - 1) + 1
     after = window - stride_along(op, axis) - window_pads(op)[2 * at] - before  # of the last window
     if after > 0 and not end.is_zero:
         places = counted(after, "place")
-        reason = f"{op.op_type} reads {places} beyond the end of the padded axis, where zeros are needed"
+        reason = f"{op.op_type} reads across the padded axis: {places} beyond its end, where zeros are needed"
         return Refusal(reason, op)
     return None
 

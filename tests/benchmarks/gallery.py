@@ -110,7 +110,7 @@ def standing(found: ane.Inspection) -> dict[str, Any]:
 HEAD = """# Gallery
 
 Here we apply each recipe to one small model with random weights. `make gallery` builds the models, applies
-the recipes and writes this page. No number on it is typed by hand.
+the recipes and writes this page.
 
 * **ops**: the number of operations, without constants. **on the ANE**: the share of the ops, and of the work
   (flop), that `inspect` expects on the ANE. We did not measure this on a device.

@@ -17,7 +17,7 @@ from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine
 
-`make latency` writes this page and the table behind `inspect(...).time`. No number on it is typed by hand.
+`make latency` writes this page and the table behind `inspect(...).time`.
 The measured times are from public sources, or were sent to us ([on a Mac](on-a-mac.md)). We build the models
 from their configurations, with random weights (`make latency OPTIONS=--rebuild`).
 
@@ -89,9 +89,8 @@ def _errors(fitted: Fitted) -> str:
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
         "Each error is a factor: measured over estimated time, or the inverse if that is larger. We left these "
-        "rows out of the fit, and of the width of the 80% interval. The columns are the median, the 90% "
-        "quantile, the rank correlation, and the share of rows inside the 80% interval. For models and "
-        "sources, we skip the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
+        "rows out of the fit, and of the width of the 80% interval. *90 %* is the "
+        "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
     )
     head = "left out", "rows", "median", "90 %", "Spearman", "inside the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
@@ -121,7 +120,8 @@ def _generations(table: dict[str, Any]) -> str:
     ]
     words = (
         "Unless the measurements say otherwise, we assume that factors change steadily over the "
-        "generations, and that fixed overheads stay near the published ones. For the M6 (H18), no whole model was measured.\n"
+        "generations, and that fixed overheads stay near the published ones. For the M6 (H18), no whole model "
+        "was measured.\n"
     )
     head = "engine", "factor", "standard deviation, as a factor", "fixed, us", "switch of unit, us", "rows"
     return "\n".join(["## Generations\n", words, _table(head, lines)])

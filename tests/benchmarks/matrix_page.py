@@ -27,12 +27,12 @@ HEAD = """# Architectures
 
 For each architecture, we build one small model with random weights, with transformers, timm or diffusers. We
 convert it to fp16 for iOS 17 with `frontend.register()` and `rerank`, and apply a recipe (the *method*): the
-recipe of the family, or else `auto`. `make matrix` writes this page. No number on it is typed by hand.
+recipe of the family, or else `auto`. `make matrix` writes this page.
 
 * **trace, export**: PSNR in dB of the fp32 conversion, compared with torch. We convert with `torch.jit.trace`
   and with `torch.export` (`draft_export` if a branch depends on data). If a conversion fails, the reason.
-* **fp16**: PSNR in dB of the fp16 package, compared with torch, before and after the method. After it, only
-  the outputs that the method keeps count, such as the last position.
+* **fp16**: PSNR in dB of the fp16 package, compared with torch: of all outputs before the method, and of those
+  that it keeps after it. The summary compares the same outputs.
 * **ops, flop**: the share in percent that `inspect` expects on the Neural Engine, before and after. We did
   not measure this on a device. The models are tiny, so one op is about a percent. If the unit of an op is
   unknown, the share is a range, and it drops if its lower end drops.
@@ -40,8 +40,8 @@ recipe of the family, or else `auto`. `make matrix` writes this page. No number 
 * **s**: CPU seconds of the method, without proofs.
 * **-**: not measured.
 
-Mixtures of experts compute every expert for every token (`frontend.register_experts()`). We also checked a
-third target, A15 with iOS 17, which the tables leave out. The summary names each share that drops.
+Mixtures of experts compute every expert for every token (`frontend.register_experts()`). We also
+checked A15 with iOS 17, which the tables leave out. The summary names each share that drops.
 """
 
 REAL_TITLE = "## Real widths"
@@ -127,7 +127,7 @@ def misses(figures: dict[str, Row]) -> dict[str, list[str]]:
                 noisy += [case] if new["fp16"] < new.get("fp16_before", row["fp16"]) - LOST else []
     return {
         "a share drops": lowered,
-        f"fp16 drops by more than {LOST:.0f} dB at the outputs that stay": noisy,
+        f"fp16 drops by more than {LOST:.0f} dB": noisy,
         "the method failed or refused": failed,
         "fp16 gives NaN before the method": undefined,
     }

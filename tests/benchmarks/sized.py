@@ -151,7 +151,7 @@ FROM_FORMS = """## Forms of common models
 
 We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms. These are a PyTorch
 module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest
-size. The columns are the same as above.
+size.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|

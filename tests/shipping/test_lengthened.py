@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
     "mixed places": (of(mixer), (8,), "linear has a stored number for each place"),
     "learned positions, longer": (of(lambda x, n: mb.add(x=x, y=LEARNED[:n])), (24,), "follow no formula"),
     "learned factors": (of(lambda x, n: mb.mul(x=x, y=LEARNED[:n])), (8,), "follow no formula"),
-    "positions of pictures": (of(joined), (8,), "several axes together"),
+    "positions of pictures": (of(joined), (8,), "place of a grid"),
     "a pool over all": (of(pooled), (8,), "window of 16 may depend on the length, 16"),
     "a root of the length": (of(root), (8,), "the factor 0.25 of a sum over 16 places"),
     "a mean before its sum": (of(inner), (8,), "multiplied by a part of that"),

@@ -100,7 +100,9 @@ AMOUNT = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTP]i?B)")
 
 def short_of_memory(error: BaseException | None) -> str:
     """What asked for how much memory, where an error or its cause is that there is none left; else ""."""
-    while error is not None:
+    seen: list[BaseException] = []
+    while error is not None and not any(error is one for one in seen):  # an error may be its own cause
+        seen.append(error)
         if isinstance(error, OutOfMemory):
             return error.what
         words = str(error)

@@ -163,9 +163,9 @@ def _as_int8(numbers: an.Array, axis: int) -> _Rounded:
 def _as_palette(numbers: an.Array, axis: int) -> _Rounded:
     """Round numbers to the 256 values that fit best."""
     rows = [numbers.reshape(-1, 1).astype(np.float64)]
-    table = np.sort(clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
+    table = np.sort(clusters.tables_of(rows, VALUES).ravel()).astype(numbers.dtype)
     rounded = table.astype(np.float64).reshape(1, VALUES, 1)
-    indices = clusters.clustered(rows, VALUES, rounded)[1][0].astype(np.uint8).reshape(numbers.shape)
+    indices = clusters.nearest(rows[0], rounded[0]).astype(np.uint8).reshape(numbers.shape)
     parts = {"indices": indices, "lut": table.reshape([1] * numbers.ndim + [VALUES, 1])}
     return _Rounded(constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts))
 

@@ -20,7 +20,7 @@ def has_attention(program: Program) -> Refusal | None:
     """Refuse programs without attention: no fused op, and no softmax between two products of dynamic values."""
     if next(attentions(program), None) is not None:
         return None
-    return Refusal("the model has no attention (no softmax between two matrix products)")
+    return Refusal("no attention was recognized (a softmax between two matrix products)")
 
 
 gpt2_ane = Recipe(

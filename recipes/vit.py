@@ -26,7 +26,7 @@ def refuse_without_pictures(program: Program) -> Refusal | None:
     """Refuse a model without attention, or without a picture to look at."""
     model = makeup(program)
     if model.pictures and not model.attentions:
-        words = "the model has no attention (no softmax between two matrix products; linear attention is none)"
+        words = "no attention was recognized (a softmax between two matrix products; linear attention is none)"
         return Refusal(f"{words}: auto takes any model; {model}")
     if not model.attentions:
         return model.without_attention

@@ -219,6 +219,13 @@ def test_other_errors_are_not_about_memory(error: Exception) -> None:
         door()(failing(error))()
 
 
+def test_an_error_that_is_its_own_cause_is_raised() -> None:
+    """The wrong version looks for the first cause of all, without an end."""
+    error = ValueError("round and round")
+    with pytest.raises(ValueError, match="round and round"):
+        door()(failing(error, error))()
+
+
 @pytest.mark.parametrize("prove", ["both", "model", "sites"])
 def test_a_proof_that_finds_too_little_memory(
     prove: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

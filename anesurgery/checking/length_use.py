@@ -1,30 +1,25 @@
 """How ops use the length of a dynamic axis (`use_of`): what is shown at a few lengths may hold at every length.
 
-An op is *alike* at every length where each dynamic axis is one of these:
+`trial_lengths` says which lengths follow from each use. With x of shape (1, s, 4):
 
-* an axis of the result, of which each slice is made of the same slice of each operand, in the same way at
-  every place (the rows of `semantics.rows`: pointwise ops, broadcasts of length 1, permutations, lookups in
-  tables by rows, products and norms over other axes, slices and pads of other axes);
-* an axis that is reduced, or summed over with another dynamic axis (`reduce_sum`, `matmul`, attention);
-* an axis along which a `softmax`, an `instance_norm`, a `cumsum` or a `reverse` works.
+* *alike* (`softmax` over s): no constant meets the length. Each dynamic axis is reduced, or summed over with
+  another one; or the op works along all of it (`WHOLE_AXIS_OPS`); or it is an axis of the result, of which each
+  slice is made of the same slice of each operand, in the same way at every place (`semantics.rows`). Two sides
+  of such ops that agree at several lengths, 1 among them, agree at all. What asks for a shape only to reshape
+  by it, with the same elements before and after each dynamic axis, is alike too.
+* *local* (`x[:, 3:]`, a window of 3): constants name places on the axis. The places of several ops add up. Once
+  the length is beyond the sum of these constants, nothing new happens, but for the remainder by the strides.
+* *numbers* (`shape`, `range_1d`, `fill`, the sum of a mask): constants meet these by any arithmetic. What
+  compares them (`s + 2 > 9`) changes within 1 of a constant, or of a constant plus those that are added.
 
-No constant meets the length in such an op. A site of such ops adds, moves and reduces in one way, whatever the
-length, so two sides that agree at several lengths, 1 among them, agree at all. What asks for a shape only to
-reshape by it, with the same elements before and after each dynamic axis, is alike too.
-
-An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the length
-is beyond all these constants together, nothing new happens, but for the remainder by the strides.
-
-Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of bounded values, as of a mask),
-an order, or steps: constants meet these by any arithmetic. What compares such numbers changes within 1 of a
-constant, or of a constant plus those that are added. No lengths that decide are known in three cases:
+No lengths that decide are known in three cases:
 
 * *scaled*: numbers are multiplied or divided before they are compared; a length plus itself is twice as long;
 * *joint*: several lengths are compared with each other;
 * *other tables*: one length looks up one row of a table that the other side has not.
 
-Each set of ops says whether it is safe to forget one. If a set lacks an op that is safe to forget, more lengths
-are tried than needed; if it lacks another one, too few are tried, and a proof may be wrong.
+Each set of ops below has one of two marks. If one that *may lack ops* lacks one, more lengths are tried than
+needed. If one that *must be complete* lacks one, too few are tried, and a proof may be wrong.
 """
 
 from __future__ import annotations
@@ -88,8 +83,8 @@ class LengthUse:
     kind: Use = Use.ALIKE
     constants: tuple[int, ...] = ()
     """The integers that a length may meet, ascending."""
-    reach: int = 0
-    """For local ops: windows and indices reach no constant beyond this length."""
+    places: tuple[tuple[int, ...], ...] = ()
+    """The constants of the local ops of each side, as often as they occur: 2 places on one axis may add up."""
     period: int = 1
     """For local ops: two lengths are used alike if they have the same remainder modulo this."""
     sizes: tuple[Any, ...] = ()
@@ -102,6 +97,14 @@ class LengthUse:
     """The sizes whose numbers are compared."""
     other_tables: bool = False
     """Whether one side looks up a row of a table by length that the other side does not have."""
+
+    @property
+    def reach(self) -> int:
+        """The length beyond which the places of local ops meet nothing new.
+
+        It is an upper bound, as if all strides came first: behind a stride of 2, a kernel of 3 reaches over 6.
+        """
+        return self.period * max(map(sum, self.places), default=0)
 
     def renamed(self, symbols: Mapping[Any, Any]) -> LengthUse:
         """Return the use with other symbols in its sizes: old symbol -> new symbol."""
@@ -124,18 +127,20 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     other_ops = {op: None for op in computed if not _is_alike(op)}  # a dict keeps the order
     if not other_ops:
         return LengthUse()
-    kind = Use.SCALED if any(_scales(op, numbers) for op in computed) else max(map(_use_of_op, other_ops))
+    uses = {op: _use_of_op(op) for op in other_ops}
+    kind = max([*uses.values(), *(Use.SCALED for op in computed if _scales(op, numbers))])
     # numbers made of lengths meet the constants of any op; the places of local ops meet only their own
-    constants = {op: _constants(op) for op in (other_ops if kind is Use.LOCAL else computed)}
+    constants = {n for op in (other_ops if kind is Use.LOCAL else computed) for n in _constants(op)}
+    local = {op for op, use in uses.items() if use is Use.LOCAL}
+    # strides of one side multiply; both sides are alike after a common multiple of their periods
     period = math.lcm(*(math.prod(_period(op) for op in ops if op in other_ops) for ops in by_side))
     used = [v for op in other_ops for v in (*reads(op), *op.outputs)]
     compared = [_compared_sizes(op, numbers) for op in computed]
     offsets = [Counter(n for op in ops if _makes_number(op, numbers) for n in _offsets(op)) for ops in by_side]
     return LengthUse(
         kind=kind,
-        constants=tuple(sorted({n for of_op in constants.values() for n in of_op})),
-        # an upper bound, as if all strides came first: behind a stride of 2, a kernel of 3 reaches over 6
-        reach=period * max(sum(sum(constants.get(op, ())) for op in ops) for ops in by_side),
+        constants=tuple(sorted(constants)),
+        places=tuple(tuple(n for op in ops if op in local for n in _constants(op)) for ops in by_side),
         period=period,
         sizes=tuple({d: None for v in used for d in sizes_of(v) if is_symbolic(d)}),
         # `|` of two counters keeps the larger count of each number
@@ -153,16 +158,16 @@ def _is_dynamic(op: Operation) -> bool:
 
 
 SHAPE_OPS = names("shape fill_like")
-"""Ops that make numbers, or constants, of a shape alone. Not safe to forget."""
+"""Ops that make numbers, or constants, of a shape alone. Must be complete."""
 SHAPE_CARRIERS = VIEWS | JOINING | names("gather slice_by_index cast identity split")
-"""Ops through which lengths go from a shape to a reshape. Safe to forget."""
+"""Ops through which lengths go from a shape to a reshape. May lack ops."""
 ADDING_OPS = (SHAPE_CARRIERS | COMPARISONS | LOGICAL | SHAPE_OPS) | names(
     "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs "
     "band_part one_hot reverse gather_along_axis gather_nd pad"
 )
-"""Ops whose constants are at most added to the lengths that are in their results. Safe to forget."""
+"""Ops whose constants are at most added to the lengths that are in their results. May lack ops."""
 ANGLE_OPS = names("cos sin")
-"""Ops of whose results nothing tells a length. Safe to forget."""
+"""Ops of whose results nothing tells a length. May lack ops."""
 Times: TypeAlias = Mapping[Any, tuple[float, float]]
 """Size -> how often it is contained in a value, at least and at most."""
 
@@ -173,6 +178,7 @@ class _Number(NamedTuple):
     scaled: bool
     """Whether a length was multiplied, or is contained more than once: s + s is twice as long."""
     times: Times
+    """How often each length is contained in it: s once in s + 2."""
 
 
 Numbers = dict[Var, _Number]
@@ -185,7 +191,7 @@ def _makes_number(op: Operation, numbers: Numbers) -> bool:
 
 
 def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
-    """Return the values that are computed from lengths and constants only."""
+    """Return what the ops compute from lengths and constants only."""
     numbers: Numbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
@@ -201,7 +207,7 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
         times = _times_contained(op, read, numbers, tells_length=tells_length)
         scaled = (
             op.op_type not in ADDING_OPS
-            or (op.op_type == "range_1d" and constant(op.step) not in (1, 1.0))
+            or (op.op_type == "range_1d" and constant(op.step) != 1)
             or any(v in numbers and numbers[v].scaled for v in read)
             or any(max(-low, high) > 1 for low, high in times.values())
         )
@@ -238,7 +244,7 @@ def _times_in_operands(op: Operation, of_operand: Mapping[Var, Times]) -> Times:
 
 
 SUM_OPS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
-"""Ops whose result tells how many bounded values they sum: the sum of a mask counts. Not safe to forget."""
+"""Ops whose result tells how many bounded values they sum: the sum of a mask counts. Must be complete."""
 
 
 def _sums_bounded(op: Operation) -> bool:
@@ -252,16 +258,16 @@ def _sums_bounded(op: Operation) -> bool:
 
 
 def _offsets(op: Operation) -> list[int]:
-    """Return what an op adds to a number, but for 1: `trial_lengths` tries the neighbours of all constants."""
-    if op.op_type not in ("add", "sub", "range_1d"):  # not safe to forget
+    """Return what an op adds to a number."""
+    if op.op_type not in ("add", "sub", "range_1d"):  # must be complete
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
     whole = (n for value in values if value is not None for n in _whole_numbers(op, np.asarray(value)))
-    return [abs(n) for n in whole if abs(n) > 1]
+    return [abs(n) for n in whole if n]
 
 
 TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
-"""Ops whose result jumps or has a kink where a number that they read meets another one. Not safe to forget."""
+"""Ops whose result jumps or has a kink where a number that they read meets another one. Must be complete."""
 
 
 def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
@@ -273,7 +279,7 @@ def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
 SMOOTH_OPS = ANGLE_OPS | names(
     "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze matmul linear cast"
 )
-"""Ops that do the same whatever number they read. Safe to forget."""
+"""Ops that do the same whatever number they read. May lack ops."""
 
 
 def _scales(op: Operation, numbers: Numbers) -> bool:
@@ -299,7 +305,7 @@ def _without_shapes(
 
 
 PER_AXIS_OPS = names("slice_by_index slice_by_size pad")
-"""Ops with a parameter that has a number, or two, for each axis. Not safe to forget."""
+"""Ops with a parameter that has a number, or two, for each axis. Must be complete."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
 
@@ -320,9 +326,9 @@ def _looks_up(op: Operation, numbers: Numbers) -> bool:
 def _tables(op: Operation) -> Iterator[bytes]:
     """Yield digests of the constants of which an op may read one place."""
     for name, var in operands(op):
-        # a row of what is looked up may be one element
-        most = 1 if name == "x" and op.op_type in LOOKUPS | PER_AXIS_OPS else SMALL_CONSTANT
-        if (value := constant(var)) is not None and np.size(value) > most:
+        # between two elements that are looked up, a number chooses
+        least_size = 2 if name == "x" and op.op_type in LOOKUPS | PER_AXIS_OPS else SMALL_CONSTANT + 1
+        if (value := constant(var)) is not None and np.size(value) >= least_size:
             yield array_digest(np.asarray(value))
 
 
@@ -371,7 +377,7 @@ def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 
 WHOLE_AXIS_OPS = names("softmax instance_norm reverse cumsum")
-"""Ops that work along an axis in one way at any length, without a constant by place. Safe to forget."""
+"""Ops that work along an axis in one way at any length, without a constant by place. May lack ops."""
 
 
 def _by_places(op: Operation) -> bool:
@@ -402,19 +408,21 @@ def _by_places(op: Operation) -> bool:
 
 
 CONVOLUTIONS = names("conv conv_transpose")
-"""Ops whose kernels reach over several places. Not safe to forget."""
+"""Ops whose kernels reach over several places. Must be complete."""
 LOCAL_OPS = CONVOLUTIONS | names(
     "avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape "
     "depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"
 )
-"""Ops whose constants say which places along an axis they read or make. Safe to forget."""
+"""Ops whose constants say which places along an axis they read or make. May lack ops."""
 STRIDE_PARAMETERS = names("strides stride block_size upscale_factor downscale_factor")
-"""Parameters that divide or multiply the length: the remainder by them matters. Not safe to forget."""
+"""Parameters that divide or multiply the length: the remainder by them matters. Must be complete."""
+STEPS = STRIDE_PARAMETERS | names("dilations")
+"""Parameters that say how far apart places are: by 1, they change none."""
 WITHOUT_LIMITS = names(
     "axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims "
     "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
 )
-"""Parameters whose numbers no place and no length meets. Safe to forget."""
+"""Parameters whose numbers no place and no length meets. May lack ops."""
 
 
 def _use_of_op(op: Operation) -> Use:
@@ -442,7 +450,7 @@ def _period(op: Operation) -> int:
     if op.op_type == "reshape":
         return _reshape_ratio(op) or 1
     steps = [abs(n) for name, _ in operands(op) if name in STRIDE_PARAMETERS for n in ints(op, name)]
-    return max(steps, default=1)
+    return math.lcm(*steps)
 
 
 def _constants(op: Operation) -> list[int]:
@@ -451,15 +459,21 @@ def _constants(op: Operation) -> list[int]:
     for inner in (op, *nested_ops(op)):
         if inner.op_type in CONVOLUTIONS:
             integers += _kernel_reach(inner)
-        # joined parts shift each other; an op that is neither local nor alike may compare any size
-        takes_sizes = inner.op_type in JOINING or not (inner.op_type in LOCAL_OPS or _is_alike(inner))
-        for var in (v for name, v in operands(inner) if name not in WITHOUT_LIMITS):
-            stored = is_stored(var)
-            if stored and (value := constant(var)) is not None and not isinstance(value, str):
-                integers += _whole_numbers(inner, np.asarray(value))
-            elif stored or takes_sizes:
-                integers += sizes_of(var)
-    return [abs(int(n)) for n in integers if not is_symbolic(n) and abs(n) > 1]
+        integers += [n for name, v in operands(inner) for n in _integers_of(inner, name, v)]
+    return [abs(int(n)) for n in integers if not is_symbolic(n) and n]
+
+
+def _integers_of(op: Operation, name: str, var: Var) -> Iterable[Any]:
+    """Return the integers of one operand that a place or a number may meet, or sizes, which may be symbolic."""
+    value = constant(var)
+    if name in WITHOUT_LIMITS or isinstance(value, str):
+        return []
+    if is_stored(var) and value is not None:
+        integers = _whole_numbers(op, np.asarray(value))
+        return [n for n in integers if n != 1] if name in STEPS else integers
+    # joined parts shift each other; an op that is neither local nor alike may compare any size
+    takes_sizes = op.op_type in JOINING or not (op.op_type in LOCAL_OPS or _is_alike(op))
+    return sizes_of(var) if takes_sizes or is_stored(var) else []
 
 
 def _kernel_reach(op: Operation) -> list[int]:
@@ -470,7 +484,7 @@ def _kernel_reach(op: Operation) -> list[int]:
 
 
 def _whole_numbers(op: Operation, values: Array) -> list[int]:
-    """Return the whole numbers of a constant, and its lengths.
+    """Return the numbers of a constant, rounded down and up, and its lengths.
 
     Of a parameter with a number for each axis, only those of dynamic axes are returned.
     """
@@ -485,4 +499,4 @@ def _whole_numbers(op: Operation, values: Array) -> list[int]:
         per_axis = len(values) // op.x.rank
         values = np.array([n for i, n in enumerate(values) if is_symbolic(op.x.shape[i // per_axis])])
     kept = [n for n in map(float, values.ravel()) if abs(n) < LONGEST_DRAWN]  # no axis is longer
-    return lengths + [int(n) for n in kept if n == int(n)]
+    return lengths + [whole for n in kept for whole in dict.fromkeys((math.floor(n), math.ceil(n)))]

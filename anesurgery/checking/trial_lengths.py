@@ -40,10 +40,8 @@ MOST_LENGTHS_IN_FULL = 48
 """Ranges of up to this many lengths are tried completely: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
 """The most remainders of a length that are tried: four layers with stride 2 have 16. Up to there all are."""
-MOST_WITHIN_REACH = 16
-"""The longest reach of local ops within which every length is tried. A choice."""
-MOST_ADDED = 4
-"""The most constants added to lengths of which all sums and differences are tried (81). A choice."""
+MOST_SUMS = 3**5
+"""The most sums and differences of constants that are tried: so many have five different ones. A choice."""
 MOST_ELEMENTS = 1 << 22
 """The most elements of all values over all lengths beside the first: a proof takes some 10 million a second."""
 MOST_ELEMENTS_ALIKE = MOST_ELEMENTS // 4
@@ -117,7 +115,7 @@ def lengths_to_try(
     most = MOST_ELEMENTS_ALIKE if use.kind is Use.ALIKE else MOST_ELEMENTS
     affordable = _affordable(others, elements_at, most)
     if len(affordable) < len(others):
-        gap = "longer lengths take too many numbers"
+        gap = gap or "longer lengths take too many numbers"
     return TrialLengths(tuple(first), tuple(affordable), use.kind is Use.ALIKE, gap)
 
 
@@ -143,8 +141,9 @@ def _lengths_near_constants(
         numbers = {*range(low, high + 1)}  # all, so nothing is unknown but combinations of several lengths
         gap = _gap(use, symbols, high) if each_alone and use.kind is not Use.LOCAL else ""
     else:
-        near = _numbers_of_local_ops if use.kind is Use.LOCAL else _numbers_near_sums
-        numbers = near(use, low, high) | _numbers_near_constants(use, symbols)
+        numbers = _numbers_of_local_ops(use, low, high) | _numbers_near_constants(use, symbols)
+        if use.kind is not Use.LOCAL and high is not None:
+            numbers |= {low + 1, high - 1, high}
         gap = _gap(use, symbols, high)
     kept = sorted(n for n in numbers if low <= n and (high is None or n <= high))
     lengths = [dict.fromkeys(used, n) for n in kept]
@@ -158,34 +157,63 @@ def _lengths_near_constants(
 def _numbers_near_constants(use: LengthUse, symbols: Sequence[Any]) -> set[int]:
     """Return the neighbours and doubles of constants, and of the lengths at which a size meets one of them.
 
-    The size 2 s + 1 meets 9 at the length 4.
+    The size 2 s + 1 meets 9 at the length 4. Constants are also shifted by those that are added to lengths.
     """
     of_one = [d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1]
     computed = [(d, s) for d in of_one for s in d.free_symbols if s in symbols]
     solved = [least_length(d, s, c) for d, s in computed for c in use.constants]
-    return {n for c in (*use.constants, *solved) for n in (c - 1, c, c + 1, 2 * c)}
-
-
-def _numbers_near_sums(use: LengthUse, low: int, high: int | None) -> set[int]:
-    """Return the lengths that meet constants once others are added, and the ends of the range."""
-    shifted = {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
-    return shifted if high is None else shifted | {low, low + 1, high - 1, high}
+    met = {*use.constants, *solved}
+    return {2 * c for c in met} | _neighbours({abs(c + n) for c in met for n in _sums(use.offsets)})
 
 
 def _numbers_of_local_ops(use: LengthUse, low: int, high: int | None) -> set[int]:
-    """Return the short lengths within the reach of the ops, and one for each remainder beyond it."""
-    beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
-    within = range(1, use.reach + 1) if use.reach <= MOST_WITHIN_REACH else ()
+    """Return the lengths at which places of local ops meet, and one for each remainder beyond their reach."""
+    start = max(use.reach + 1, low)
+    beyond = range(start, start + min(use.period, MOST_PERIOD))
+    if use.reach <= MOST_LENGTHS_IN_FULL:
+        within = {*range(1, use.reach + 1)}
+    else:
+        within = _neighbours({abs(n) for side in use.places for n in _sums(side, use.period)})
     # an end that is farther out has the remainder of a length that is tried
     last = {high} if high is not None and high <= beyond[-1] else set[int]()
     return {low, *within, *beyond} | last
 
 
+def _neighbours(numbers: Iterable[int]) -> set[int]:
+    """Return some numbers and those beside them."""
+    return {n + d for n in numbers for d in (-1, 0, 1)}
+
+
+def _sums(added: Iterable[int], period: int = 1) -> set[int]:
+    """Return all sums and differences of some numbers, 0 among them; those of the first ones if there are many.
+
+    Each number may be multiplied by a divisor of the period: 3 places behind a stride of 2 are 6 before it.
+    """
+    factors = [d for d in range(-period, period + 1) if d == 0 or period % d == 0]
+    sums = {0}
+    for number in added:
+        sums = {n + d * number for n in sums for d in factors}
+        if len(sums) > MOST_SUMS:
+            break
+    return sums
+
+
 def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
     """Return why the lengths near constants do not tell all."""
-    if use.kind is Use.LOCAL:
-        return "strides leave too many remainders of the length" if use.period > MOST_PERIOD else ""
+    far = use.reach > MOST_LENGTHS_IN_FULL
     reasons = {
+        "strides leave too many remainders of the length": use.period > MOST_PERIOD,
+        "too many constants name places along the length": far
+        and any(len(_sums(side, use.period)) > MOST_SUMS for side in use.places),
+    }
+    if use.kind is not Use.LOCAL:
+        reasons |= _reasons_of_numbers(use, symbols, high)
+    return next((words for words, holds in reasons.items() if holds), "")
+
+
+def _reasons_of_numbers(use: LengthUse, symbols: Sequence[Any], high: int | None) -> dict[str, bool]:
+    """Return why the lengths near constants may not tell all where numbers are made of lengths, and whether."""
+    return {
         "the model declares no largest length": high is None,
         "the length is multiplied or divided": use.kind is Use.SCALED,
         "several lengths are compared with each other": use.joint,
@@ -193,17 +221,8 @@ def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
             not d.free_symbols <= {*symbols} for d in use.compared
         ),
         "the length looks up other constants": use.other_tables,
-        "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
+        "too many numbers are added to the length": len(_sums(use.offsets)) > MOST_SUMS,
     }
-    return next((words for words, holds in reasons.items() if holds), "")
-
-
-def _shifted(constant: int, added: Sequence[int]) -> set[int]:
-    """Return the lengths that meet a constant once some numbers are added or taken away: 9 with 2: 7, 9, 11."""
-    lengths = {constant}
-    for number in added:
-        lengths |= {n + d for n in lengths for d in (-number, number)}
-    return {abs(n) for n in lengths}
 
 
 def _lengths_of_alike_ops(

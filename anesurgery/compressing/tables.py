@@ -23,9 +23,9 @@ from anesurgery.mil import Array, types
 from anesurgery.regions.clusters import (
     MOST_ROWS,
     WeightedVectors,
-    clustered,
     distinct_with_weights,
     merged_by_fp16,
+    nearest,
     weighted,
 )
 from anesurgery.regions.compressed_weights import Form
@@ -85,7 +85,7 @@ class TableGrid:
         if self.width > 1:
             vectors = _split_vectors(values, self.width)
             flat = vectors.reshape(-1, self.width)
-            return clustered([flat], 0, entries[:1])[1][0].reshape(vectors.shape[:2])
+            return nearest(flat, entries[0]).reshape(vectors.shape[:2])
         if self._single_table is not None:
             return _nearest_entries(self._single_table[1], values)
         midpoints = ((entries[:, 1:, 0] + entries[:, :-1, 0]) / 2)[self.tables[group]]

@@ -19,9 +19,9 @@ from anesurgery.compressing.grids import EVERY, Grid, ScaledGrid
 from anesurgery.compressing.second_order import HessianFactor, round_columns
 from anesurgery.compressing.tables import TableGrid
 from anesurgery.compressing.weight_forms import IOS18
-from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form, Result
+from anesurgery.regions.reencoding import sparse_form
 
 
 def choose_zeros(rows: Array, factors: Sequence[HessianFactor], zeros: int) -> tuple[Array, Array]:
@@ -107,12 +107,12 @@ class MaskedGrid:
 
     def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """Return the op that reads a mask of bits, and the kept numbers in the form of the inner grid."""
-        mask = from_rows(self.kept)
         dense = self.inner.form(rows, from_rows, dtype, version)
         if self.stored:
             return dense
+        mask = from_rows(self.kept)
         if isinstance(self.inner, PlainGrid):
-            return _sparse_form(dense.inputs["val"][mask], mask, version)
+            return sparse_form(dense.inputs["val"][mask], mask, packed=version < IOS18)
         codes = _sparse_codes_form(self.inner, dense, mask)
         return Form("constexpr_sparse_to_dense", {"nonzero_data": Result(codes, 1), "mask": Result(codes, 0)})
 
@@ -128,17 +128,6 @@ class MaskedGrid:
         """Fit the inner grid to the numbers that are kept: see `Grid`."""
         inner, numbers = self.inner.refit(rows, rounded, hessians, self.kept)
         return replace(self, inner=inner), numbers
-
-
-def _sparse_form(data: Array, mask: Array, version: int) -> Form:
-    """Return the op that puts numbers where a mask is set; before iOS 18 its mask is packed into bytes."""
-    flags = mask.astype(np.uint8)
-    if version >= IOS18:
-        inputs = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
-    else:
-        shape = np.array(mask.shape, np.uint32)
-        inputs = {"nonzero_data": data, "mask": pack(flags, 1), "shape": shape}
-    return Form("constexpr_sparse_to_dense", inputs)
 
 
 def _sparse_codes_form(grid: Grid, dense: Form, mask: Array) -> Form:

@@ -88,7 +88,7 @@ class Makeup:
         """Return why this is not a transformer; None if it has attention."""
         if self.attentions:
             return None
-        return Refusal(f"the model has no attention (no softmax between two matrix products); {self}")
+        return Refusal(f"no attention was recognized (a softmax between two matrix products); {self}")
 
 
 def makeup(program: Program | Function) -> Makeup:

@@ -42,6 +42,11 @@ Axes: TypeAlias = "Mapping[int, str]"
 KEEPS_ZEROS = MOVING | names("cast identity mul real_div")
 """Ops that turn a weight of 0 into 0, so that `WEIGHTS` stays `WEIGHTS`."""
 
+MIXES = (
+    "it mixes tokens otherwise than causal attention, so no cache can be added; `generate` runs such a model "
+    "without one"
+)
+"""The reason for refusing an op that is none of the ops below."""
 LOST = {
     "conv": "its window is more than one token wide",
     "linear": "it sums over the tokens",
@@ -51,7 +56,7 @@ LOST = {
     **dict.fromkeys(("slice_by_index", "slice_by_size"), "it reads only some of the tokens"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
-"""Op type -> the reason for refusing it, if it removes the axis of the tokens; other ops "mix tokens"."""
+"""Op type -> the reason for refusing it, if it removes the axis of the tokens; for other ops it is `MIXES`."""
 
 
 @dataclass
@@ -207,7 +212,7 @@ def _combined_labels(op: Operation, holding: Sequence[Operand], tokens: Tokens) 
         for axis, label in tokens.axes[operand.var].items():
             place = operand.places[axis]
             if not isinstance(place, int):
-                return Refusal(LOST.get(op.op_type, "it mixes tokens"))
+                return Refusal(LOST.get(op.op_type, MIXES))
             before = labels.setdefault(place, label)
             if {before, label} == {SEEN, WEIGHTS}:
                 labels[place] = WEIGHTS

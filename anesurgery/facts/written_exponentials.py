@@ -236,8 +236,9 @@ def _divided_by_one_plus_exp(op: Operation) -> WrittenExponential | None:
     if factor is None:
         plain = op.outputs[0].shape == exponential.x.shape
         return WrittenExponential("sigmoid", exponential, (op, *inner), True) if plain else None
-    if factor is exponential.outputs[0]:
-        return WrittenExponential("sigmoid", exponential, (op, *inner))
+    top = producer(factor, "exp")
+    if top is not None and top.x is exponential.x:  # the same `exp`, or an equal one
+        return WrittenExponential("sigmoid", exponential, tuple(dict.fromkeys((op, *inner, top))))
     if _depends_on(factor, exponential):  # it overflows too, and infinity times 0 is NaN
         return None
     return WrittenExponential("sigmoid", exponential, (op, *inner), True, factor)
@@ -268,6 +269,8 @@ def _exp_times_reciprocal(op: Operation, top: Var, bottom: Var) -> WrittenExpone
         same = negation_operand(maker.x) is exponential.x or negation_operand(exponential.x) is maker.x
         return WrittenExponential("sigmoid", exponential, (op, maker, exponential)) if same else None
     inner = _divided_by_one_plus_exp(maker)
-    if inner is None or inner.exponential is not exponential or inner.factor is not None:
+    if inner is None or not inner.opposite:  # exp(x) / (1 + exp(x)) is a sigmoid by itself
         return None
-    return WrittenExponential("sigmoid", exponential, (op, *inner.ops))
+    if inner.exponential.x is not exponential.x or inner.factor is not None:
+        return None
+    return WrittenExponential("sigmoid", exponential, tuple(dict.fromkeys((op, *inner.ops, exponential))))

@@ -116,6 +116,40 @@ def solve_triangular(context: Any, node: Any) -> None:
     context.add(mb.matmul(x=x, y=y, name=node.name))
 
 
+@wrapper
+def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.linalg.inv`, which takes constants: cofactors invert 2 or 3 rows."""
+    x = inputs_of(context, node)[0]
+    n = x.shape[-1]
+    if x.val is not None:
+        host(context, node)
+        return
+    if n not in (2, 3):
+        raise NotImplementedError(
+            f"{node.name}: the inverse of computed matrices of {n} rows; of 2 or 3 rows it is covered: compute "
+            "it in the app"
+        )
+
+    def moved(rows: int, columns: int) -> Var:
+        places = ((np.arange(n) + first) % n for first in (rows, columns))
+        by_row, by_column = (p.astype(np.int32) for p in places)
+        chosen: Var = mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
+        return chosen
+
+    if n == 2:
+        cofactors = mb.mul(x=moved(1, 1), y=np.asarray([[1, -1], [-1, 1]], np_dtype(x)))
+    else:
+        cofactors = mb.sub(x=mb.mul(x=moved(1, 1), y=moved(2, 2)), y=mb.mul(x=moved(1, 2), y=moved(2, 1)))
+    expanded = mb.reduce_sum(x=mb.mul(x=x, y=cofactors), axes=[-1], keep_dims=True)  # each row: the determinant
+    context.add(
+        mb.real_div(
+            x=mb.transpose(x=cofactors, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2]),
+            y=expanded,
+            name=node.name,
+        )
+    )
+
+
 def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
     """Return a mask of the blocks of a size beside the diagonal, between the two blocks that are merged."""
     block = np.arange(n) // size
@@ -398,10 +432,14 @@ def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Va
 def with_repeats(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `repeat_interleave`: known repeats become one tile, or one gather.
 
-    A trace computes the number of repeats from sizes, which coremltools does in floats.
+    A trace computes the number of repeats from sizes, which coremltools does in floats. Computed repeats
+    of each element are covered where `output_size` gives their sum.
     """
     x, repeats = inputs_of(context, node)[:2]
     times = known_value(repeats)
+    if times is None and isinstance(x, Var) and repeats.rank and repeats.shape != (1,):
+        context.add(_repeat_by_counts(context, node, x, repeats), torch_name=node.name)
+        return
     if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
         host(context, node)
         return
@@ -421,6 +459,36 @@ def _repeat_evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     rows = mb.reshape(x=x, shape=[before, shape[axis], 1, after])
     shape[axis] *= times
     return mb.reshape(x=mb.tile(x=rows, reps=[1, 1, times, 1]), shape=shape, name=name)
+
+
+def bernoulli(context: Any, node: Any) -> None:
+    """Convert `torch.bernoulli(x)` and `torch.bernoulli(x, p)`: 1 where a random number is below x, or p."""
+    x, *rest = inputs_of(context, node)
+    p = rest[0] if rest and rest[0] is not None else x
+    drawn = mb.random_uniform(shape=mb.shape(x=x), low=0.0, high=1.0)
+    context.add(mb.cast(x=mb.less(x=drawn, y=promoted([p, drawn])[0]), dtype=dtype_of(x), name=node.name))
+
+
+def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
+    """Return x with each element repeated a computed number of times.
+
+    A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1
+    have the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
+    """
+    length = known_value(argument(context, node, 3, "output_size"))
+    if length is None:
+        raise NotImplementedError(
+            f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: "
+            "give their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
+        )
+    axis = known_value(argument(context, node, 2, "dim"))
+    if axis is None:
+        x, axis = mb.reshape(x=x, shape=[-1]), 0
+    ends = mb.cumsum(x=mb.cast(x=counts, dtype="int32"), axis=0)
+    before = mb.less_equal(x=ends, y=np.arange(int(length), dtype=np.int32)[:, None])
+    places = mb.reduce_sum(x=mb.cast(x=before, dtype="int32"), axes=[1], keep_dims=False)
+    repeated: Var = mb.gather(x=x, indices=places, axis=int(axis))
+    return repeated
 
 
 def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
@@ -867,8 +935,10 @@ def _bitwise(name: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
         sides = [v if isinstance(v, Var) else mb.const(val=v) for v in operands]
+        bools = all(types.is_bool(v.dtype) for v in sides)
+        sides = sides if bools else [mb.cast(x=v, dtype="int32") for v in sides]
         known = [v.val for v in sides if v.val is not None]
-        if all(types.is_bool(v.dtype) for v in sides):
+        if bools:
             result = getattr(mb, f"logical_{name}")(x=sides[0], y=sides[1], name=node.name)
         elif len(known) == 2:
             result = mb.const(val=getattr(np, f"bitwise_{name}")(*known).astype(np.int32), name=node.name)
@@ -878,7 +948,7 @@ def _bitwise(name: str) -> Convert:
             whole = mb.mul(x=mb.floor_div(x=computed, y=count), y=count)
             result = mb.sub(x=computed, y=whole, name=node.name)
         else:
-            a, b = (_bits(mb.cast(x=v, dtype="int32")) for v in sides)
+            a, b = map(_bits, sides)
             if name == "xor":
                 bits = mb.abs(x=mb.sub(x=a, y=b))
             else:
@@ -1201,6 +1271,7 @@ CONVERSIONS: dict[str, Convert] = {
     "addcmul": _add_scaled("mul"),
     "addcdiv": _add_scaled("real_div"),
     "unfold": unfold,
+    **dict.fromkeys(("bernoulli", "bernoulli.p"), bernoulli),
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
     "_nested_tensor_from_mask": nested_rows,
@@ -1302,6 +1373,7 @@ def _with_any_padding(host: Convert) -> Convert:
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "linalg_inv": with_small_inverses,
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from inspect import Parameter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
         with _buffers_kept(module) as changed:
             made = call.outputs(values)
         ran = True
-        with warnings.catch_warnings(), _buffers_kept(module):
+        plain = patch("torch.jit._trace.script", lambda function: function)  # of torch.jit.script_if_tracing
+        with warnings.catch_warnings(), _buffers_kept(module), plain:
             warnings.simplefilter("ignore")  # of the tracer, about what stays constant
             trace: Any = torch.jit.trace
             traced = trace(call, tuple(values), check_trace=False)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
+from anesurgery.frontend.resampling import FIXED
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 MOST_SLICES = 64
@@ -149,7 +150,10 @@ def _need_static(node: Any, *values: Var) -> None:
     """Refuse a node that reads a value of dynamic shape."""
     for x in values:
         if any(map(is_symbolic, x.shape)):
-            raise NotImplementedError(f"{node.name}: {node.kind} of a value of dynamic shape {x.shape}")
+            raise NotImplementedError(
+                f"{node.name}: {node.kind} of a value of dynamic shape {x.shape}; {FIXED}; a selection "
+                "(`x[mask]`) makes a shape dynamic too: leave it to the app"
+            )
 
 
 def _static_shape(x: Var, node: Any) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
 from anesurgery.placement.rules.loading import REPORTS, STATE_IN_RANGE
@@ -17,6 +18,15 @@ ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
 ALWAYS_NAN = "num-mask-product"
 """The rule about masks that make every row NaN; other risks of numbers depend on the inputs."""
+NAN_TEST = "num-nan-test"
+"""The rule about tests for NaN, which fail on the engine alone."""
+NOT_FINITE = names(
+    "num-mac-32768 num-square num-scale-after num-scores num-mask-causal num-mask num-mask-rows num-reduce "
+    "num-mask-product num-constant num-eps num-eps-subnormal num-quotient num-slice-q4 num-softmax num-exp "
+    "num-root num-folded-cast num-spectrum num-cosine num-log-softmax num-between num-exp-range num-atan "
+    "sdpa-os26"
+)
+"""Rules under which results are infinite or NaN; under other rules about numbers they lose digits."""
 FAILING_LOADS = frozenset(
     (STATE_IN_RANGE.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
 )
@@ -83,6 +93,8 @@ def is_claim(finding: Finding) -> bool:
 def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | None) -> bool:
     """Is it a fault of the engine in an op that runs elsewhere, so that it is not the first thing to say?
 
+    So is a test for NaN, which finds NaN elsewhere.
+
     A report from another chip counts only if the op may be expected on the engine, one about the target's own
     chip unless the engine cannot run the op.
 
@@ -91,6 +103,8 @@ def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | No
         legal: whether the engine can run the op; None where that is not known.
         preferred: the unit on which the op is expected; None where that is not known.
     """
+    if finding.rule == NAN_TEST:
+        return legal is False or preferred not in ("ane", None)
     fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
     if fault is None or not fault.units.startswith("engine"):
         return False

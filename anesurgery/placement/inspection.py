@@ -242,12 +242,12 @@ class Inspection(Drawn):
     @property
     def summary(self) -> str:
         """The report in one sentence: share, time, ops that run elsewhere and why, and passes that may help."""
-        return _summary_of(self, self._rows())
+        return _summary_of(self)
 
     @property
     def headline(self) -> str:
         """The headline: how many ops run on the Neural Engine, and the time."""
-        return _headline_of(self, self._rows())
+        return _headline_of(self)
 
     @property
     def details(self) -> str:
@@ -367,13 +367,9 @@ def _raise_unknown_op(name: str) -> OpRow:
     raise KeyError(f"no op {name!r} in this inspection")
 
 
-def _headline_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
-    """``On iPhone 13 (A15), 97 of 100 ops run on the Neural Engine; 14.9 ms (6.2 to 36) by estimate``.
-
-    Args:
-        inspection: the inspection.
-        rows: its ops, with those of its parts.
-    """
+def _headline_of(inspection: Inspection) -> str:
+    """``On iPhone 13 (A15), 97 of 100 ops run on the Neural Engine; 14.9 ms (6.2 to 36) by estimate``."""
+    rows = inspection._rows()
     if inspection.refused:
         return f"{inspection.refused}."
     if not rows:
@@ -391,21 +387,19 @@ def _leaves(inspection: Inspection) -> Iterator[Inspection]:
         yield from _leaves(part)
 
 
-def _summary_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
+def _summary_of(inspection: Inspection) -> str:
     """Return the headline, what may be wrong, the costliest op off the engine, and passes to try."""
+    rows = inspection._rows()
     if inspection.refused or not rows:
-        return _headline_of(inspection, rows)
+        return inspection.headline
     elsewhere = {f for row in rows for f in row.findings if is_fault_elsewhere(f, row.legal, row.preferred)}
     short = in_short(f for f in inspection.all_findings if f not in elsewhere)
     if inspection.fixing:
-        first = _headline_of(replace(inspection, time=None), rows)
+        first = replace(inspection, time=None).headline
         words = [first, short, f"its sizes vary, so fix them first: {inspection.fixing}"]
-        return "; ".join(filter(None, words))
-    return "; ".join(
-        filter(
-            None, [_headline_of(inspection, rows), short, _costliest_op_elsewhere(rows), _passes_to_try(rows)]
-        )
-    )
+    else:
+        words = [inspection.headline, short, _costliest_op_elsewhere(rows), _passes_to_try(rows)]
+    return "; ".join(filter(None, words))
 
 
 def _ops_on_engine(inspection: Inspection, rows: Sequence[OpRow]) -> str:

@@ -19,7 +19,7 @@ from anesurgery.interpret.features import eight_bit_images
 from anesurgery.mil import Operation, any_symbolic, is_weight, nested_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.spec import network_of, walk_layers
+from anesurgery.neuralnetwork.spec import is_legacy, network_of, walk_layers
 from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import flexible_shapes
@@ -185,7 +185,10 @@ def _flop(blobs: Blobs | None, layer: _Layer) -> int:
 
 
 def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of values: of inputs and outputs, else inferred, else as converters wrote them."""
+    """Return the shapes of values: of inputs and outputs, else inferred, else as converters wrote them.
+
+    In the exact mapping, the description of a vector says less than what is inferred.
+    """
     shapes = {} if blobs is None else _inferred(blobs, layers)
     for layer in layers:
         named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
@@ -194,7 +197,8 @@ def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) ->
             if len(tensor.dimValue) == tensor.rank > 0 and name not in shapes:
                 shapes[name] = tuple(int(d) for d in tensor.dimValue)
     for feature in [*spec.description.input, *spec.description.output]:
-        if shape := feature_shape(feature):
+        shape = feature_shape(feature)
+        if shape and (feature.name not in shapes or is_legacy(network_of(spec))):
             shapes[feature.name] = shape
     return shapes
 

@@ -1,7 +1,7 @@
 """Find the palette (table of values or vectors) that replaces weights with the least squared error: k-means.
 
 Scalars use the exact kmeans1d that comes with coremltools; vectors use Lloyd's algorithm (coremltools would
-need scikit-learn for these, on which nothing else here depends). `clustered` treats all weights alike;
+need scikit-learn for these, on which nothing else here depends). `tables_of` treats all weights alike;
 `weighted` gives the errors of some weights more importance.
 """
 
@@ -31,20 +31,9 @@ LEAST_MEANS = 1 << 12
 """The least number of these means in total, which takes no noticeable time."""
 
 
-def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
-    """Return a table for each group of rows, and the index of the nearest entry for each row.
-
-    Args:
-        groups: arrays [rows, width].
-        entries: the number of entries of a table.
-        tables: [groups, entries, width]; if given, rows are only looked up in these.
-
-    Returns:
-        The tables [groups, entries, width], and for each group the indices [rows] of its entries.
-    """
-    if tables is None:
-        tables = np.stack([_table_of_group(rows, entries) for rows in groups])
-    return tables, [_nearest(rows, table) for rows, table in zip(groups, tables, strict=True)]
+def tables_of(groups: Sequence[Array], entries: int) -> Array:
+    """Return the tables [groups, entries, width] of groups of rows [rows, width]."""
+    return np.stack([_table_of_group(rows, entries) for rows in groups])
 
 
 def _table_of_group(rows: Array, entries: int) -> Array:
@@ -124,9 +113,9 @@ def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
         distinct, counts = distinct[sample], counts[sample]
     values = _initial_table(distinct, counts, entries)
     for _ in range(ROUNDS):
-        nearest = _nearest(distinct, values)
-        total = np.bincount(nearest, counts, entries)
-        sums = [np.bincount(nearest, counts * column, entries) for column in distinct.T]
+        places = nearest(distinct, values)
+        total = np.bincount(places, counts, entries)
+        sums = [np.bincount(places, counts * column, entries) for column in distinct.T]
         means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.where(total > 0, total, 1)[:, None], values)
         if np.array_equal(means, values):
             break
@@ -145,13 +134,26 @@ def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Arra
         counts: how often each counts.
         parts: the number of means.
     """
-    gaps = np.gradient(distinct)
-    position = np.cumsum(np.cbrt(counts * gaps**2))
-    part_of = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
+    shares = np.cbrt(counts * np.gradient(distinct) ** 2)  # the density of scalars is counts / gaps
+    shares = np.minimum(shares, _largest_share(shares, parts))
+    ends = np.cumsum(shares)
+    part_of = np.minimum(((ends - shares / 2) / ends[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(part_of, counts)
     is_used = total > 0
     means = np.bincount(part_of, counts * distinct)[is_used] / total[is_used]
     return means[:, None], total[is_used]
+
+
+def _largest_share(shares: Array, parts: int) -> float:
+    """Return the limit of shares that is 1 / parts of their sum once they are limited.
+
+    No scalar then takes more than one of the parts, however far it is from the others.
+    """
+    ascending = np.sort(shares)
+    # the sum of all but the last m shares, for m from 0 to parts - 1; each of these m is the limit itself
+    sums = np.cumsum(ascending)[: -parts - 1 : -1]
+    limits = sums / np.arange(parts, 0, -1)
+    return float(limits[np.argmax(ascending[: -parts - 1 : -1] <= limits)])
 
 
 def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
@@ -167,8 +169,8 @@ def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
     return distinct[chosen].astype(np.float64)
 
 
-def _nearest(rows: Array, table: Array) -> Array:
-    """Return the index of the nearest entry for each row."""
+def nearest(rows: Array, table: Array) -> Array:
+    """Return the index [rows] of the nearest entry of a table [entries, width] for each row [rows, width]."""
     if table.shape[1] == 1:
         order = np.argsort(table[:, 0], kind="stable")
         values = table[order, 0]

@@ -16,7 +16,7 @@ from anesurgery.errors import Refused
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import DECODERS
 from anesurgery.mil import Array, Operation, Var, is_compressed, operands, types
-from anesurgery.regions.clusters import clustered
+from anesurgery.regions.clusters import nearest, tables_of
 from anesurgery.regions.compressed_weights import Form, Part, Result, decoded, edited
 from anesurgery.regions.weight_edits import Edit
 
@@ -33,9 +33,9 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
         Refused: that form cannot hold them; the message says why.
     """
     if not is_compressed(var):
-        kind = _integer_range(var)
-        rounded = numbers if kind is None else np.clip(np.rint(numbers), *kind)
-        return rounded.astype(types.nptype_from_builtin(var.dtype))
+        integer_range = _integer_range(var)
+        rounded = numbers if integer_range is None else np.clip(np.rint(numbers), *integer_range)
+        return _cast(rounded, types.nptype_from_builtin(var.dtype))
     assert var.op is not None
     if var.op.op_type not in FORMS:
         raise Refused(f"%{var.name} is stored as {var.op.op_type}, in which no numbers are encoded again")
@@ -44,6 +44,19 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
         raise Refused(f"%{var.name} of shape {edit.shape} became {np.shape(numbers)}")
     form = FORMS[var.op.op_type](var.op, np.asarray(numbers, np.float64), edit)
     return Result(form, var.op.outputs.index(var))
+
+
+def _cast(numbers: Array, dtype: Any) -> Array:
+    """Return numbers in a dtype.
+
+    Raises:
+        Refused: a finite number would be infinite.
+    """
+    with np.errstate(over="ignore"):
+        cast = np.asarray(numbers.astype(dtype))
+    if not np.isfinite(cast[np.isfinite(numbers)]).all():
+        raise Refused(f"a number of {np.abs(numbers[np.isinf(cast)]).max():.3g} is beyond {np.dtype(dtype)}")
+    return cast
 
 
 def numbers_of(part: Part) -> Array:
@@ -223,7 +236,7 @@ def _quantized_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> t
     blocks, scales = edit.of_blocks(op.scale.shape).result, np.asarray(op.scale.val)
     zeros, cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
     new = _quantized(cells, kind, zeros, scales.dtype)
-    if edit.keeps and np.size(data.val) == numbers.size:  # a sparse form has fewer integers than numbers
+    if edit.keeps and np.shape(data.val) == numbers.shape:  # a sparse form has integers in a row
         old_zero = np.zeros_like(new.zero) if zeros is None else zeros.ravel().astype(np.float64)
         old_integers = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
         new = _rescaled_or_new(cells, _Quantized(old_integers, scales.ravel(), old_zero), new)
@@ -250,7 +263,7 @@ def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
     growth = np.where((before > 0) & (after > 0), after / np.where(before > 0, before, 1), 1)
     scales = np.asarray(op.scale.val)
     scale = blocks.apply(scales).astype(np.float64) * growth.reshape(blocks.result)
-    parts: dict[str, Part] = {"scale": scale.astype(scales.dtype)}
+    parts: dict[str, Part] = {"scale": _cast(scale, scales.dtype)}
     inner = numbers / _repeated_over_blocks(parts["scale"], edit.result)
     if (offset := op.inputs.get("offset")) is not None:
         parts["offset"] = edited(offset, blocks)
@@ -278,11 +291,13 @@ def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode the iOS 16 form: one table for all, and packed indices."""
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
-    tables, (places,) = clustered([numbers.reshape(-1, 1)], int(table.size))
-    lut = tables.reshape(-1).astype(table.dtype)
+    rows = numbers.reshape(-1, 1)
+    tables = tables_of([rows], int(table.size))
+    lut = _cast(tables.reshape(-1), table.dtype)
     shape = np.array(edit.result, np.uint32)
     return Form(
-        op.op_type, {"indices": sub_byte.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
+        op.op_type,
+        {"indices": sub_byte.pack(nearest(rows, tables[0]).astype(np.uint8), bits), "lut": lut, "shape": shape},
     )
 
 
@@ -302,13 +317,11 @@ def _find_tables(
     sides = [_split_into_blocks(part, blocks) for part in _vector_components(numbers, axis, width)]
     masks = _split_into_blocks(np.any([*_vector_components(mask, axis, width)], axis=0), blocks)
     rows = [np.stack([s[i][masks[i]] for s in sides], axis=1) for i in range(len(masks))]
-    tables, _ = clustered(rows, entries)
-    lut = encoded(op.lut, tables.reshape(*blocks, entries, width))
+    lut = encoded(op.lut, tables_of(rows, entries).reshape(*blocks, entries, width))
     table_values = np.asarray(numbers_of(lut), np.float64).reshape(-1, entries, width)
-    _, places = clustered(rows, entries, table_values)
     cells = np.zeros(masks.shape, np.uint8)
-    for group, indices_of_group in enumerate(places):
-        cells[group][masks[group]] = indices_of_group
+    for group, table in enumerate(table_values):
+        cells[group][masks[group]] = nearest(rows[group], table)
     packed = _join_blocks(cells, blocks, shape).view(np.asarray(indices.val).dtype)
     return packed, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
 
@@ -328,29 +341,27 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
     if is_compressed(inner):
         if not is_compressed(op.mask) or inner.op.op_type not in MASKED:
             raise Refused(f"the numbers of %{op.outputs[0].name} are compressed apart from their mask")
-        encoded = MASKED[inner.op.op_type](inner.op, numbers, edit)
-        return Form(op.op_type, {"nonzero_data": Result(encoded, 1), "mask": Result(encoded, 0)})
-    data = numbers.astype(np.asarray(inner.val).dtype)
+        inner_form = MASKED[inner.op.op_type](inner.op, numbers, edit)
+        return Form(op.op_type, {"nonzero_data": Result(inner_form, 1), "mask": Result(inner_form, 0)})
+    data = _cast(numbers, np.asarray(inner.val).dtype)
     mask, data = data != 0, data[data != 0]
-    if op.inputs.get("shape") is None:
-        return Form(
-            op.op_type, {"nonzero_data": data, "mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
-        )
-    shape = np.array(edit.result, np.uint32)
-    packed = sub_byte.pack(mask.astype(np.uint8), 1)
-    return Form(op.op_type, {"nonzero_data": data, "mask": packed, "shape": shape})
+    return sparse_form(data, mask, packed=op.inputs.get("shape") is not None)
+
+
+def sparse_form(data: Array, mask: Array, *, packed: bool) -> Form:
+    """Return the op that puts numbers where a mask is set; before iOS 18 its mask is packed into bytes."""
+    flags = mask.astype(np.uint8)
+    inputs: dict[str, Part] = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
+    if packed:
+        inputs |= {"mask": sub_byte.pack(flags, 1), "shape": np.array(mask.shape, np.uint32)}
+    return Form("constexpr_sparse_to_dense", inputs)
 
 
 def _sparse_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode indices of a palette with a mask."""
-    width, vector_axis = int(op.lut.shape[-1]), op.inputs.get("vector_axis")
     indices, tables, vector = _find_tables(op, op.indices_nonzero_data, numbers, edit, numbers != 0)
     axis = int(vector.get("vector_axis", 0))
-    mask = (
-        np.any(_vector_components(numbers != 0, axis, width), axis=0)
-        if vector_axis is not None and width > 1
-        else numbers != 0
-    )
+    mask = np.any(_vector_components(numbers != 0, axis, int(op.lut.shape[-1])), axis=0)
     parts = {"indices_mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
     dtype = np.asarray(op.indices_nonzero_data.val).dtype
     return Form(

@@ -375,7 +375,7 @@ class _Builder:
         try:
             return self.cached_model(self.compressed_package(self.converted_package()))
         except SurgeryError as error:
-            raise refusal from error
+            raise refusal from None if error is refusal else error
 
     @property
     def needs_more_functions(self) -> bool:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from anesurgery.display import short_name
-from anesurgery.placement.evidence import Finding
+from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.findings_in_words import (
     FAILING_LOADS,
+    NOT_FINITE,
     is_certain,
     is_claim,
     is_fault_elsewhere,
@@ -27,6 +28,7 @@ from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
+from anesurgery.placement.target import Target
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
 from anesurgery.show.report import Line, Report, Table, first_rows
@@ -60,6 +62,7 @@ class Problem:
         advice: what to do where no pass helps.
         wrong: whether the model may fail to load, or give wrong numbers.
         rule: the rule of the finding.
+        grade: how well the finding is supported.
     """
 
     what: str
@@ -70,23 +73,28 @@ class Problem:
     advice: str = ""
     wrong: bool = False
     rule: str = ""
+    grade: Grade = Grade.GUESS
 
     @property
-    def rank(self) -> tuple[int, bool, float, int]:
+    def rank(self) -> tuple[int, bool, int, float, int]:
         """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest.
 
-        Among failures, those that follow from the model come before those that somebody reported.
+        Among failures, those that follow from the model come before those that somebody reported. Among risks
+        of wrong numbers, infinities and NaN come first, then what is best supported: time does not tell how
+        wrong a number is.
         """
         kinds = (*summary.KINDS, "placement")
         has_repair = self.remedies or (self.advice and self.kind != "placement")
         if self.wrong:
             order = 0
-        elif self.share >= MATTERS and has_repair:
-            order = 1
+        elif self.kind == "numeric":
+            order = 2
         else:
-            order = 2 if self.kind == "numeric" else 3
+            order = 1 if self.share >= MATTERS and has_repair else 3
         kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
-        return order, self.rule in CLAIMS, -self.share, kind
+        loses_digits = order == 2 and self.rule not in NOT_FINITE
+        support = [*Grade].index(self.grade) if order == 2 else 0
+        return order, self.rule in CLAIMS or loses_digits, support, -self.share, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.
@@ -202,7 +210,8 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
         if costliest.finding is not None or any(row.preferred is not None for row in own):
             yield tuple(sorted(row.name for row in own)), problem
         elif costliest.why == summary.UNDECIDED:
-            yield (), replace(problem, advice=MEASURE)
+            kind = "undecided" if 2 * len(own) > len(rows) else problem.kind  # of most ops, it is news
+            yield (), replace(problem, advice=MEASURE, kind=kind)
     for group in summary.other_findings(inspection):
         own, finding = [rows[name] for name in group.ops if name in rows], group.finding
         if own and all(is_fault_elsewhere(finding, row.legal, row.preferred) for row in own):
@@ -224,6 +233,7 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
         advice=finding.advice,
         wrong=_is_wrong(finding),
         rule=finding.rule,
+        grade=finding.grade,
     )
 
 
@@ -272,9 +282,10 @@ def _is_wrong(finding: Finding) -> bool:
     return loads or is_lost(finding) or is_claim(finding) or is_certain(finding)
 
 
-def in_python(name: str) -> str:
-    """Return the call that applies a pass."""
-    return f'ane.apply(model, "{name}")'
+def _in_python(target: Target) -> Repair:
+    """Return what writes the call that applies a pass: for the target, so that its report tells the time."""
+    more = "" if target.label == "any" else f', target="{target.name}"'
+    return lambda name: f'ane.apply(model, "{name}"{more})'
 
 
 MOST_IMPORTANT = "What matters most:"
@@ -285,7 +296,7 @@ STILL = "What still matters:"
 def on_a_screen(
     report: Report,
     inspection: Inspection | None,
-    repair: Repair,
+    repair: Repair | None = None,
     tried: Collection[str] = (),
     title: str = MOST_IMPORTANT,
 ) -> Report:
@@ -294,13 +305,16 @@ def on_a_screen(
     Args:
         report: the report that comes first.
         inspection: the inspection of the model; None without one.
-        repair: returns the command that applies a pass, by its name.
+        repair: returns the command that applies a pass, by its name; a call in Python by default.
         tried: passes that were tried, and are not suggested again.
         title: the line above them.
     """
     report = replace(report, parts=[part for part in report.parts if part])
     room = SCREEN - len(as_text(report).splitlines()) - 1  # lines, without that of the title
-    problems = [] if inspection is None else [*filter(None, (_without(p, tried) for p in costs(inspection)))]
+    if inspection is None:
+        return report
+    repair = repair or _in_python(inspection.target)
+    problems = [*filter(None, (_without(p, tried) for p in costs(inspection)))]
     shown = _first(problems, max(0, min(MOST, room // 2)))  # each has two lines, or three if there is room
     lines: list[Text] = []
     for number, problem in enumerate(shown, 1):
@@ -313,7 +327,7 @@ def on_a_screen(
 def _first(problems: list[Problem], most: int) -> list[Problem]:
     """Return the first problems; if none is about numbers, the last place goes to the first that is."""
     shown, rest = problems[:most], problems[most:]
-    if most < MOST or any(problem.kind == "numeric" or problem.wrong for problem in shown):
+    if most < MOST or any(problem.kind in ("numeric", "conversion") for problem in shown):
         return shown
     numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
     return [*shown[:-1], *numbers[:1]] if numbers else shown

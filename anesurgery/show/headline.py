@@ -76,10 +76,10 @@ def _faster(time: Change) -> str:
     """Return two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast"."""
     if max(time.before.high, time.after.high) < SHORTEST:
         return time.verdict
-    times = from_to(time.before.ms, time.after.ms)
     if math.isclose(time.before.ms, time.after.ms, rel_tol=LEAST_STEP):
-        times = f"{rounded(time.before.ms, 3)} ms"
-    return f"{times} by estimate, {time.verdict}"
+        return f"{rounded(time.before.ms, 3)} ms by estimate, {time.verdict}"
+    about = "about " if time.verdict == AS_BEFORE else ""
+    return f"{from_to(time.before.ms, time.after.ms)} by estimate, {about}{time.verdict}"
 
 
 def _gains_nothing(surgery: Surgery) -> bool:

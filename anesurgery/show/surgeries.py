@@ -26,7 +26,7 @@ from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.rewriting.session import Report as PassReport
 from anesurgery.show.console import WIDTH, plain, shows
-from anesurgery.show.costs import STILL, Repair, first_clauses, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, first_clauses, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.terminal import unit_bars
@@ -196,12 +196,12 @@ def comparison_report(comparison: Comparison) -> Report:
 
 
 @shows("Surgery", "rich", "text")
-def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
+def short_surgery(surgery: Surgery, repair: Repair | None = None) -> Report:
     """Report a surgery on one screen: a sentence, both bars, the passes, and what still matters.
 
     Args:
         surgery: what is shown.
-        repair: the command that applies a pass, by its name.
+        repair: the command that applies a pass, by its name; a call in Python by default.
     """
     lines, after = list[Any](), None
     if surgery.placed is not None:

@@ -18,7 +18,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, bars, plain, shows
-from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, on_a_screen
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.report import Line, Listing, Report, Table
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
@@ -194,12 +194,12 @@ def inspection_report(inspection: Inspection) -> Report:
 
 
 @shows("Inspection", "rich", "text")
-def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
+def short_report(inspection: Inspection, repair: Repair | None = None) -> Report:
     """Report an inspection on one screen: a sentence, the bar, and what matters most with its repair.
 
     Args:
         inspection: what is shown.
-        repair: the command that applies a pass, by its name.
+        repair: the command that applies a pass, by its name; a call in Python by default.
     """
     words = summary.agreement_words(summary.agreements(inspection))
     plan = [f"Core ML's plan: {words}"] if inspection.measured else []
@@ -208,7 +208,9 @@ def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
     )
 
 
-def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Report:
+def short_difference(
+    before: Inspection, after: Inspection, repair: Repair | None = None, *lines: Any
+) -> Report:
     """Report two inspections of one model on one screen: a sentence, both bars, and what still matters."""
     report = Report(compared_shares(before, after), [unit_bars(before, after), *lines])
     return on_a_screen(report, after, repair, title=STILL)

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import Grade, summary
 from anesurgery.checking.length_use import Use, use_of
-from anesurgery.checking.lengths import declared_lengths
+from anesurgery.checking.lengths import Declared, declared_lengths
 from anesurgery.checking.lockstep import ModelProof
 from anesurgery.checking.trial_lengths import lengths_to_try
 from anesurgery.errors import ProofError
@@ -105,6 +105,32 @@ def positive(b: Any, x: Var) -> Any:
     return b.reduce_sum(x=b.cast(x=b.greater(x=x, y=f(0)), dtype="fp32"), axes=[1])
 
 
+def sliced(*ends: tuple[int | None, int | None]) -> Body:
+    """The sum of rows that are sliced several times, from a begin to an end."""
+
+    def body(b: Any, x: Var) -> Any:
+        for begin, end in ends:
+            ends_of_rows = {"begin": [0, begin or 0, 0], "end": [1, end or 0, 2]}
+            masks = {"begin_mask": [True, begin is None, True], "end_mask": [True, end is None, True]}
+            x = b.slice_by_index(x=x, **ends_of_rows, **masks)
+        return b.reduce_sum(x=x, axes=[1])
+
+    return body
+
+
+def within(low: float, high: float, *added: float) -> Body:
+    """The input, plus 1 if the length with some numbers added is within a range."""
+
+    def body(b: Any, x: Var) -> Any:
+        n = b.cast(x=count(b, x), dtype="fp32")
+        for number in added:
+            n = b.add(x=n, y=f(number))
+        is_within = b.logical_and(x=b.greater(x=n, y=f(low)), y=b.less(x=n, y=f(high)))
+        return b.add(x=x, y=b.cast(x=is_within, dtype="fp32"))
+
+    return body
+
+
 class Case(NamedTuple):
     """Two computations of one input, (1, length, 2), and the lengths that are declared."""
 
@@ -128,6 +154,13 @@ WRONG = {
     "every fourth row": Case(by_four(False), by_four(True)),
     "the last length only": Case(first(2047), total),
     "how many are positive, up to 900": Case(lambda b, x: b.minimum(x=positive(b, x), y=f(900)), positive),
+    "slices that meet at lengths 41 to 49 only": Case(
+        sliced((13, None), (27, None), (None, 10), (-5, None)),
+        sliced((13, None), (27, None), (None, 10), (5, 10)),
+    ),
+    "lengths between two that are no integers": Case(within(300.5, 310.5), lambda b, x: x),
+    "lengths between two, with 50 added": Case(within(300, 307, 50), lambda b, x: x),
+    "lengths between two, with 1 added often": Case(within(300, 304, *[1] * 7), lambda b, x: x),
     "no lengths are declared": Case(clipped(1000), clipped(1500), None),
 }
 RIGHT = {
@@ -357,3 +390,44 @@ def test_a_constant_meets_a_size_that_is_made_of_the_length() -> None:
     plan = lengths_to_try([*main.inputs.values()], [main.operations])
     assert {299, 300, 301} <= {n for lengths in plan.all for n in lengths.values()}
     assert not plan.gap
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("least", [1, 64])
+def test_each_remainder_of_a_stride_is_tried(least: int, numbers: bool) -> None:
+    """Windows of 4 are alike at lengths of one remainder, wherever the declared range begins."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, get_new_symbol()))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        y = mb.max_pool(x=x, kernel_sizes=[4], strides=[4], pad_type="valid")
+        return (y, mb.greater(x=count(mb, x, 2), y=i(700))) if numbers else y
+
+    main = program.functions["main"]
+    (symbol,) = (d for d in main.inputs["x"].shape if not isinstance(d, int))
+    plan = lengths_to_try(
+        [*main.inputs.values()], [main.operations], declared=Declared({symbol: (least, 1000)})
+    )
+    beyond = [n for lengths in plan.all for n in lengths.values() if max(least, 16) <= n < 690]
+    assert {n % 4 for n in beyond} == {0, 1, 2, 3}
+    assert not plan.gap
+
+
+def test_strides_of_two_axes_repeat_after_their_common_multiple() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, get_new_symbol(), get_new_symbol()))])
+    def program(x: Var) -> Any:
+        return mb.max_pool(x=x, kernel_sizes=[2, 3], strides=[2, 3], pad_type="valid")
+
+    assert use_of([program.functions["main"].operations]).period == 6
+
+
+def test_too_many_places_leave_lengths_unknown() -> None:
+    """Seven slices may meet at more lengths than are tried; seven rows fewer meet at few."""
+
+    def gap(*begins: int) -> str:
+        program = model(sliced(*((begin, None) for begin in begins)), None)
+        assert isinstance(program, Program)
+        main = program.functions["main"]
+        return lengths_to_try([*main.inputs.values()], [main.operations]).gap
+
+    assert gap(3, 10, 31, 94, 283, 850, 2551) == "too many constants name places along the length"
+    assert not gap(1, 1, 1, 1, 1, 1, 600)

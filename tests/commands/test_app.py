@@ -148,7 +148,7 @@ def test_quiet_prints_nothing(
     ("words", "said"),
     [
         (("apply", "IN", "gpt2_anee", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'"),
-        (("apply", "IN", "gpt2_ane", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
+        (("apply", "IN", "gpt2_ane", "OUT", *LEFT), "gpt2_ane changed nothing: no attention was recognized"),
         (("inspect", "TEXT"), "is not a Core ML model, or is damaged"),
         (("run", "NOWHERE"), "does not exist; in its folder: model.mlpackage"),
     ],

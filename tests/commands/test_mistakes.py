@@ -324,7 +324,7 @@ CASES = {
     "fix m.mlpackage auto text.mlmodel/x.mlpackage": "is a file, and no folder; choose another place",
     "see m.mlpackage --html text.mlmodel/x.html": "text.mlmodel is a file, and no folder; choose another place",
     "fix m.mlpackage neuralnetwork_ane --out o.mlpackage": "edit neural networks.*; run anesurgery fix m",
-    "fix n.mlmodel gpt2_ane --out o.mlpackage": "the model has no attention .*; auto is for any model$",
+    "fix n.mlmodel gpt2_ane --out o.mlpackage": "no attention was recognized .*; auto is for any model$",
     "fix m.mlpackage auto m.mlpackage/x.mlpackage": "is inside the input, which is never changed",
     "fix m.mlpackage auto /proc/x.mlpackage": "/proc/x.mlpackage was not written: .*; nothing was changed",
     "fix m.mlpackage steps.json": "steps.json: no plan: 'steps' is missing; `anesurgery plan --json`",

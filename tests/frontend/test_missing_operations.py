@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conversion import Function, assert_each_agrees, convert
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from anesurgery import frontend
+from anesurgery.interpret import run
 
 Torch = Callable[[torch.Tensor], torch.Tensor]
 
@@ -97,6 +99,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "repeats_of_all": lambda x: x.repeat_interleave(2),
         "repeats_by_a_ratio_of_sizes": lambda x: x.repeat_interleave(x.shape[2] // x.shape[0], dim=2),
         "repeats_of_booleans": lambda x: (x > 0).repeat_interleave(2, -1).float(),
+        "computed_repeats": lambda x: x.repeat_interleave(x[0, :, 0].argsort(), 1, output_size=6),
+        "computed_repeats_of_all": lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort(), output_size=15),
         "repeats_by_a_list": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 3]), dim=-2),
         "known_values_flipped": lambda x: x * torch.tril(x.new_ones(4, 6)).flip(dims=[0]).to(torch.float32),
     },
@@ -185,6 +189,11 @@ CASES: dict[str, dict[str, Torch]] = {
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
         ),
         "low_bits": lambda x: torch.stack([(90 * x).int() & 7, 1 & (9 * x).int()]).float(),
+        "inverses": lambda x: torch.linalg.inv(x[..., 1:4, 1:4] + 4 * torch.eye(3)),
+        "inverses_of_pairs": lambda x: (
+            torch.linalg.inv(x[..., :2, :2] - 4 * torch.eye(2)) + torch.eye(2).inverse()
+        ),
+        "bits_of_booleans": lambda x: torch.stack([(x > 0) & 1, (x > 0) | (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
         "bits": lambda x: torch.stack(
             [op((5e8 * x).int(), (7e8 * x.flip(0)).int()) for op in (torch.bitwise_and, torch.bitwise_or)]
@@ -315,9 +324,13 @@ def test_a_filled_diagonal() -> None:
             "scatter_reduce by mean, .* int32",
         ),
         (lambda x: torch.bincount(x.argsort().flatten()), "give `minlength`, the number of bins"),
+        (lambda x: x[x > 0].unfold(0, 2, 1), "makes a shape dynamic too: leave it to the app"),
         (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
+        (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
+        (lambda x: torch.linalg.inv(x[..., :4]), "matrices of 4 rows; of 2 or 3 rows it is covered"),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
+        (lambda x: torch.linalg.solve(x[..., :4], x), "linalg_solve of .*: for 2 or 3 unknowns"),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),
@@ -328,6 +341,17 @@ def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how:
     frontend.register()
     with pytest.raises(NotImplementedError, match=said):
         convert(Function(function), {"x": X}, how, "iOS17", "FLOAT32")
+
+
+def test_zeros_and_ones_are_drawn_by_chance() -> None:
+    frontend.register()
+    chances = torch.arange(4.0).expand(500, 4) / 3
+    for function in (torch.bernoulli, lambda x: torch.bernoulli(x, 0.25)):
+        model = convert(Function(function), {"x": chances}, "trace", "iOS17", "FLOAT32")
+        (drawn,) = run(model, {"x": chances.numpy()}).values()
+        assert set(np.unique(drawn)) == {0, 1}
+        means = [0, 1 / 3, 2 / 3, 1] if function is torch.bernoulli else [0.25] * 4
+        np.testing.assert_allclose(drawn.mean(0), means, atol=0.1)
 
 
 class Inner(torch.nn.Module):

@@ -382,6 +382,28 @@ def test_a_trace_with_other_numbers_is_told() -> None:
         convert_module(Traced(1e-4), torch.tensor([[0.0, 2.0, torch.inf]]))
 
 
+@torch.jit.script_if_tracing
+def window(length: torch.Tensor, mode: str = "hann") -> torch.Tensor:
+    """As transformers writes what depends on a size."""
+    if mode in ["flat", "none"]:
+        return torch.ones(int(length))
+    if mode == "hann":
+        return torch.hann_window(int(length))
+    raise ValueError(mode)
+
+
+class Windowed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * window(x.shape[-1])
+
+
+def test_a_function_that_is_scripted_in_a_trace_is_followed() -> None:
+    model, given = convert_module(Windowed(), IMAGE)
+    assert given is not None
+    (found,) = ane.run(model, given).values()
+    assert_close(found, Windowed()(IMAGE).numpy(), rtol=2e-3)
+
+
 class Hidden(torch.autograd.Function):
     """Calls layers that the tracer does not see."""
 

@@ -83,6 +83,7 @@ def test_a_tile_that_repeats_less_than_once_is_an_error_in_words(reps: list[int]
     with pytest.raises(InterpretError, match="op y failed: reps is .*, and each must be 1 or more") as caught:
         ane.run(tile(), {"x": ROW, "n": np.array(reps, np.int32)})
     assert str(reps) in str(caught.value)
+    assert "keeps nothing: choose with `torch.where`" in str(caught.value)
 
 
 class Expanding(torch.nn.Module):

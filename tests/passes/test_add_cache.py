@@ -15,6 +15,7 @@ import anesurgery as ane
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
+from anesurgery.facts.token_axes import MIXES
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.interpret.sampler import Sampler
@@ -295,10 +296,8 @@ MIXED = {
     "both: nothing is masked": one_masked_head,
     "weights: nothing is masked": bidirectional,
     "sum: it sums over scores that no causal softmax has masked": unmasked_sum,
-    "running: it mixes tokens": lambda x: mb.cumsum(x=x, axis=1, name="running"),
-    "mean: it mixes tokens": lambda x: mb.add(
-        x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="mean")
-    ),
+    f"running: {MIXES}": lambda x: mb.cumsum(x=x, axis=1, name="running"),
+    f"mean: {MIXES}": lambda x: mb.add(x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="mean")),
     "last: it reads only some of the tokens": lambda x: mb.slice_by_index(
         x=x, begin=[0, 7, 0], end=[1, 8, 4], name="last"
     ),
@@ -308,7 +307,7 @@ MIXED = {
     "merged: it merges the axis of the tokens with others": lambda x: mb.reshape(
         x=x, shape=[1, 32], name="merged"
     ),
-    "back: it mixes tokens": lambda x: mb.reverse(x=x, axes=[1], name="back"),
+    f"back: {MIXES}": lambda x: mb.reverse(x=x, axes=[1], name="back"),
     "swap: the output %swap has no axis of tokens": lambda x: mb.const(
         val=np.ones((1, 8, 4), np.float32), name="swap"
     ),

@@ -11,6 +11,7 @@ import pytest
 from pass_cases import stays, table
 
 import anesurgery as ane
+from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import Program, mb, types, walk_ops
 from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.testing import apply_pass
@@ -294,3 +295,31 @@ test_cases, test_surroundings = table(
     *(stays(program, body) for body in [other_tanh, grows_with_it]),
     *(stays(program, OTHERS[name], id=str(name)) for name in OTHERS),
 )
+
+
+def test_an_exponential_times_its_ratio_is_no_sigmoid() -> None:
+    """Only the ratio is one: the wrong version takes it for the reciprocal of 1 + exp(x)."""
+
+    def body(x: Any) -> Any:
+        e = mb.exp(x=x)
+        return mb.mul(x=e, y=mb.real_div(x=e, y=mb.add(x=ONE, y=e)))
+
+    (last,) = (op for op in walk_ops(program(body)) if op.op_type == "mul")
+    assert written_exponential(last) is None
+
+
+@pytest.mark.parametrize("by_inverse", [False, True])
+def test_a_ratio_of_two_equal_exponentials_is_a_sigmoid(by_inverse: bool) -> None:
+    """The wrong version keeps the numerator as a factor, which overflows."""
+
+    def body(x: Any) -> Any:
+        if by_inverse:
+            return mb.mul(x=mb.exp(x=x), y=mb.inverse(x=more(x), epsilon=NONE))
+        return mb.real_div(x=mb.exp(x=x), y=more(x))
+
+    (last,) = (op for op in walk_ops(program(body)) if op.op_type in ("mul", "real_div"))
+    form = written_exponential(last)
+    assert form is not None
+    assert form.factor is None
+    assert not form.opposite
+    assert [op.op_type for op in form.ops].count("exp") == 2

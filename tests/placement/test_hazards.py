@@ -18,6 +18,7 @@ from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.placement.findings_in_words import NOT_FINITE
 from anesurgery.testing import apply_pass
 
 MOVE_THE_LIMIT = {"halve_exponent", "scale_powers"}
@@ -37,6 +38,17 @@ def test_it_is_named_with_its_repair(hazard: Hazard) -> None:
     assert found
     if hazard.repair and found[0].remedy:
         assert found[0].remedy == hazard.repair
+
+
+def test_the_rules_of_infinities_and_nan_are_those_whose_graphs_show_them() -> None:
+    """The wrong version: a report ranks a rule of lost digits with those of NaN."""
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in PAGE.read_text(encoding="utf-8").splitlines()
+    ]
+    shown = [(row[4].strip("`"), "not finite" in row[3]) for row in rows if len(row) > 7 and " dB" in row[3]]
+    for rule in {rule for rule, _ in shown if rule.startswith("num-")}:
+        infinite = [is_infinite for name, is_infinite in shown if name == rule]
+        assert (rule in NOT_FINITE) == (sum(infinite) * 2 >= len(infinite)), rule
 
 
 @pytest.mark.parametrize("name", ["root mean square norm", "layer norm, written out"])

@@ -217,6 +217,7 @@ def test_inputs_outputs_and_states() -> None:
     assert said["dtype-int-input"] == "input %ids holds integers"
     assert said["dtype-fp32-io"].startswith("input %x, output %")
     assert "input %x 1x40" in said["io-width"]
+    assert said["io-width"].startswith("no multiple of 32 on the last axis: output"), "an app reads outputs"
     assert said["state-max-types"] == "3 states: %a, %b, %c"
     assert said["state-width-32"] == "state %b is 1x270: the width is not a multiple of 32"
     assert said["rank5-kv"] == "state %a is 1x1x2x8x64, of rank 5"

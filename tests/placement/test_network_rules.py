@@ -470,3 +470,17 @@ def test_a_batchnorm_before_the_layer_that_learns_is_trained() -> None:
     spec = network(build, (6,))
     assert spec.isUpdatable
     assert not inspect_network(spec, ANY, "a network", advice=False).findings
+
+
+def test_a_vector_of_the_exact_mapping_has_one_axis() -> None:
+    """The wrong version gives inputs and outputs the shape that a vector has in the older mapping."""
+
+    def build(b: Any) -> None:
+        b.add_activation("a", "RELU", "x", "h")
+        b.add_activation("b", "RELU", "h", "y")
+
+    found = look(build, shape=(10,), disable_rank5_shape_mapping=True)
+    assert [row.shape for row in found.ops] == ["10", "10"]
+    assert found.segments[0].inputs == {"x": (10,)}
+    older = look(build, shape=(10,))
+    assert [row.shape for row in older.ops] == ["10x1x1", "10x1x1"]

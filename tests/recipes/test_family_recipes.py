@@ -215,7 +215,7 @@ def test_models_without_attention_are_refused(recipe: str) -> None:
     def program(x: Var) -> Var:
         return mb.relu(x=x)
 
-    with pytest.raises(SurgeryError, match=f"{recipe} is not for this model: the model has no attention"):
+    with pytest.raises(SurgeryError, match=f"{recipe} is not for this model: no attention was recognized"):
         ane.apply(program, recipe, quiet=True)
 
 

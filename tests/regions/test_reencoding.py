@@ -15,7 +15,7 @@ from anesurgery.errors import Refused
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types
 from anesurgery.regions import clusters, reencoding
-from anesurgery.regions.clusters import clustered
+from anesurgery.regions.clusters import nearest, tables_of
 from anesurgery.regions.compressed_weights import decoded, edit_weight
 from anesurgery.regions.reencoding import encoded, numbers_of, stored_bytes
 from anesurgery.regions.weight_edits import Edit
@@ -187,8 +187,8 @@ def test_a_wrong_zero_point_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_few_values_are_found_exactly_and_many_by_their_means(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.repeat([[0.5], [-2.0], [7.0]], 5, axis=0)
-    tables, (found,) = clustered([rows], 4)
-    np.testing.assert_array_equal(tables[0][found], rows)
+    (table,) = tables_of([rows], 4)
+    np.testing.assert_array_equal(table[nearest(rows, table)], rows)
     few = np.array([[0.0], [1], [2], [10], [11], [30], [30]])
     assert _off(few, 3) == 2.5  # 0 1 2 | 10 11 | 30 30: no cut of the sorted values in three is better
     spread = np.random.default_rng(1).standard_normal((500, 2))
@@ -261,8 +261,8 @@ def test_a_common_factor_of_the_weights_changes_no_table(
 
 
 def _off(rows: Array, entries: int = 8) -> float:
-    tables, (found,) = clustered([rows], entries)
-    return float(((tables[0][found] - rows) ** 2).sum())
+    (table,) = tables_of([rows], entries)
+    return float(((table[nearest(rows, table)] - rows) ** 2).sum())
 
 
 def test_negative_numbers_are_refused_where_none_can_be() -> None:
@@ -298,3 +298,44 @@ def test_an_edit_that_the_form_cannot_hold(how: str) -> None:
     (found,) = session.recoded.values()
     assert (found.before, found.after) == (stored_bytes(weight), stored_bytes(made))
     assert 60 < found.psnr < 100 if how == "reencode" else found.psnr == math.inf
+
+
+def test_a_number_far_from_all_others_takes_one_entry() -> None:
+    """The wrong version gives it so many of the means that the others have too few left."""
+    rows = 0.01 * np.random.default_rng(6).standard_normal((20000, 1))
+    error = _off(rows, 256)
+    for far in (1e2, 1e4, 1e6):
+        assert tables_of([np.append(rows, [[far]], axis=0)], 256).shape == (1, 256, 1)
+        assert _off(np.append(rows, [[far]], axis=0), 256) <= 1.02 * error
+
+
+def test_a_sparse_form_without_zeros_takes_other_numbers() -> None:
+    def make() -> Var:
+        data: Array = np.arange(1, 17).astype(np.int8)
+        bits = np.ones((4, 4), np.uint8).view(types.np_uint1_dtype)
+        mask, kept = mb.constexpr_sparse_blockwise_shift_scale(
+            data_mask=bits, nonzero_data=data, scale=ones(1, 1)
+        )
+        return mb.constexpr_sparse_to_dense(nonzero_data=kept, mask=mask)
+
+    _, weight = weight_of(make, True)
+    wanted = 2 * np.asarray(decoded(weight), np.float64)
+    np.testing.assert_allclose(numbers_of(encoded(weight, wanted)), wanted, rtol=1e-3)
+
+
+FULL: dict[str, Callable[[], Var]] = {
+    "plain": lambda: mb.const(val=halves(1, *SHAPE)),
+    "packed palette": packed_palette,
+    "packed sparse": packed_sparse,
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", FULL)
+def test_numbers_beyond_the_type_are_refused(name: str) -> None:
+    _, weight = weight_of(FULL[name], False)
+    with pytest.raises(Refused, match=r"1e\+05 is beyond float16"):
+        encoded(weight, np.full(SHAPE, 1e5))
+    infinite = np.where(numbers() > 0, np.inf, numbers())
+    if name != "packed palette":
+        assert np.isinf(numbers_of(encoded(weight, infinite))).sum() == np.isinf(infinite).sum()

@@ -329,7 +329,7 @@ def test_in_a_chain_a_chunk_may_lack_what_a_recipe_looks_for(tmp_path: Path) -> 
     plan = ane.plan(chain, "gpt2_ane", target="M1/macOS 14")
     assert [one.step.name for one in plan.steps] == ["split_head"]
     left = {name: refusal.reason for name, refusal in plan.left_out}
-    assert left["gpt2_ane"].startswith("the model has no attention")
+    assert left["gpt2_ane"].startswith("no attention was recognized")
     assert "interfaces must stay" in left["select_last_token"]
     with pytest.raises(SurgeryError, match="vit_ane is not for this model"):
         ane.plan(chain, "vit_ane")

@@ -15,6 +15,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.checking.exactness import Near
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.durations import Time, change
 from anesurgery.placement.inspection import percent
 from anesurgery.show import headline as first_line
 from anesurgery.show.headline import compared_shares, headline
@@ -207,3 +208,9 @@ def test_the_target_is_named_once() -> None:
     """The wrong version: "nothing to gain on X; on X, it is not known where the ops run"."""
     surgery: Any = SimpleNamespace(target=TARGET, scores=[SimpleNamespace(ops=3, unplaced=3)] * 2)
     assert first_line._unplaced(surgery, "") == "it is not known where the ops run"
+
+
+def test_times_that_differ_a_little_are_about_equal() -> None:
+    old, new = (Time(ms, ms / 2, ms * 2, 4, "somebody", {}, {}) for ms in (0.515, 0.523))
+    assert first_line._faster(change(old, old)) == "0.515 ms by estimate, as fast as before"
+    assert first_line._faster(change(old, new)) == "0.515 ms -> 0.523 ms by estimate, about as fast as before"

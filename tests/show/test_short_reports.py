@@ -17,6 +17,8 @@ from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
+from anesurgery.placement.evidence import Grade
+from anesurgery.show import summary
 from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, first_clauses, fitted, on_a_screen
 from anesurgery.show.report import Report, Table
 
@@ -116,17 +118,34 @@ def test_of_time_and_numbers_that_one_pass_repairs_the_numbers_are_said() -> Non
     assert [cost.rule for cost in costs(one)] == ["nan"]
 
 
+@pytest.mark.parametrize("kind", ["legality", "load"])
 @pytest.mark.parametrize(("remedy", "last"), [("widen_to_fp32", "numbers"), (None, "c")])
-def test_a_repair_of_numbers_has_a_place_on_the_screen(remedy: str | None, last: str) -> None:
-    """The wrong version: three costs of time leave no room for a phase that fp16 cannot hold."""
+def test_a_repair_of_numbers_has_a_place_on_the_screen(remedy: str | None, last: str, kind: str) -> None:
+    """The wrong version: costs of time, or loads that fail, leave no room for a phase that fp16 cannot hold."""
     rows = [
-        row(i, name, "cpu", ms=9.0 - i, findings=(finding(name, op=f"{name}_{i}", remedy="rerank"),))
+        row(i, name, "cpu", ms=9.0 - i, findings=(finding(name, kind=kind, op=f"{name}_{i}", remedy="rerank"),))
         for i, name in enumerate("abc")
     ]
     wrong = finding("numbers", kind="numeric", op="d_3", remedy=remedy)
     timed = inspection([*rows, row(3, "d", "ane", ms=1.0, findings=(wrong,))])
     timed = replace(timed, time=Time(25.0, 20.0, 30.0, 1, "one", {}, {}, {}))
     assert [cost.rule for cost in _first(costs(timed), MOST)] == ["a", "b", last]
+
+
+def test_numbers_are_ranked_by_how_wrong_they_are() -> None:
+    """The wrong version: digits lost in a large op come before NaN in a small one."""
+    risks = {
+        "num-cancel": (9.0, Grade.MEASURED),
+        "num-mask": (1.0, Grade.GUESS),
+        "num-root": (0.1, Grade.MEASURED),
+    }
+    found = [
+        finding(rule, kind="numeric", op=f"{rule}_{k}", remedy="p", grade=grade)
+        for k, (rule, (_, grade)) in enumerate(risks.items())
+    ]
+    rows = [row(k, f.rule, "ane", ms=risks[f.rule][0], findings=(f,)) for k, f in enumerate(found)]
+    timed = inspection(rows, time=Time(10.1, 8.0, 12.0, 1, "one", {}, {}, {}))
+    assert [cost.rule for cost in costs(timed)] == ["num-root", "num-mask", "num-cancel"]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +184,8 @@ def test_ops_that_take_no_time_are_no_cost() -> None:
         ("fault-depthwise-concat", "cpu", True, True),
         ("fault-depthwise-concat", "cpu", False, False),
         ("fault-resample-pixels-elsewhere", "cpu", True, True),
+        ("num-nan-test", "cpu", True, False),
+        ("num-nan-test", "ane", True, True),
     ],
 )
 def test_a_fault_of_the_engine_is_said_of_ops_that_may_run_there(
@@ -178,7 +199,8 @@ def test_a_fault_of_the_engine_is_said_of_ops_that_may_run_there(
     wrong = finding(rule, kind="numeric", message="reported wrong", remedy="replace_faulty_ops", op="conv_0")
     found = inspection([row(0, "conv", unit, legal, flop=9, findings=(wrong,))])
     assert any(cost.rule == rule or cost.remedies for cost in costs(found)) == said
-    assert ("numbers may be wrong" in found.summary) == (said and not rule.endswith("-elsewhere"))
+    is_claim = rule.startswith("fault-") and not rule.endswith("-elsewhere")
+    assert ("numbers may be wrong" in found.summary) == (said and is_claim)
     assert wrong.message in str(found.details), "the whole report has it"
 
 
@@ -248,3 +270,17 @@ def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:
     words = "weights 76.8 MB -> 128 MB and the expected time rises"
     assert first_clauses(words, 40) == "weights 76.8 MB -> 128 MB"
     assert first_clauses(words, 20) == first_clauses(words, 40, least=30) == ""
+
+
+def test_what_is_not_known_of_most_ops_comes_first() -> None:
+    why = "no run-time weights"
+    kept = row(
+        0, "matmul", "cpu", legal=False, flop=1000, findings=(finding(message=why, advice="store them"),)
+    )
+    undecided = [row(i, "mul", None, flop=1000) for i in range(1, 6)]
+    known = [row(i, "add", "ane", flop=1000) for i in range(6, 16)]
+    assert [problem.why for problem in costs(inspection([kept, *undecided]))] == [summary.UNDECIDED, why]
+    assert [problem.why for problem in costs(inspection([kept, *undecided, *known]))] == [
+        why,
+        summary.UNDECIDED,
+    ]

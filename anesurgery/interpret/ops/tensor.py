@@ -108,8 +108,9 @@ def tile(x: Tensor, reps: Any) -> Tensor:
     times = ints(reps)
     if min(times, default=1) < 1:
         raise InterpretError(
-            f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; if this "
-            "was an expand to a computed shape with -1, convert it again with coremltools 9"
+            f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; 0 comes "
+            "from a selection (`x[mask]`) that keeps nothing: choose with `torch.where`. A model of "
+            "coremltools before 9 gets it from an expand with -1 too: convert it again"
         )
     checked_shape([d * n for d, n in zip(x.shape, times, strict=True)])
     return x.repeat(times)

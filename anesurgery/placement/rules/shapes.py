@@ -373,10 +373,11 @@ DARK = _port(
 )
 WIDTHS = _port(
     "io-width",
-    f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro). An "
-    "app that copied one as a block spoke random words; reading it by single numbers took longer than the "
-    "prediction",
-    f"{LAST_SOURCE}; Desert-Ant-Labs/desert-ant-core: pull request 120; FluidInference/FluidAudio: PR 730",
+    f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro), "
+    "one of 88 in rows of 96, and one of 504 in rows of 512 (iPhones). An app that copied one as a block spoke "
+    "random words; reading it by single numbers took longer than the prediction",
+    f"{LAST_SOURCE}; Desert-Ant-Labs/desert-ant-core: pull request 120; FluidInference/FluidAudio: PR 730; "
+    "john-rocky/CoreML-Models: pull requests 75, 78",
     grade=Grade.DOCUMENTED,
     advice="read outputs row by row, by the strides of the array; or pad it outside, or put a longer axis last",
 )
@@ -497,7 +498,7 @@ def _interface(function: Function, images: Collection[str]) -> Messages:
         yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"
     odd = [
         f"{n} {shape_in_words(shape)}"
-        for n, v in ports
+        for n, v in sorted(ports, key=lambda port: port[0].startswith("input"))  # an app reads outputs
         if np_dtype(v).kind == "f" and (shape := static_shape(v)) and len(shape) > 1 and shape[-1] % 32
     ]
     if odd:

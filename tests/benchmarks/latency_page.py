@@ -90,7 +90,8 @@ def _errors(fitted: Fitted) -> str:
     words = (
         "Each error is a factor: measured over estimated time, or the inverse if that is larger. We left these "
         "rows out of the fit, and of the width of the 80% interval. *90 %* is the "
-        "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
+        "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip "
+        "the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
     )
     head = "left out", "rows", "median", "90 %", "Spearman", "inside the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])

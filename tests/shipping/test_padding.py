@@ -321,8 +321,8 @@ def odd_places(x: Var) -> Var:
 UNEVEN: dict[str, tuple[Callable[[Var], Any], str]] = {
     "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 place beyond its end"),
     "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "changes the length"),
-    "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "another length"),
-    "axes of two lengths": (crossing, "another length"),
+    "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "changes the length"),
+    "axes of two lengths": (crossing, "changes the length"),
     "places from the second on": (odd_places, "slice_by_index reads across"),
     "a mean behind them": (
         lambda x: mb.reduce_mean(x=halved(x), axes=[2], keep_dims=True, name="z"),

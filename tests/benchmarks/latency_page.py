@@ -102,7 +102,7 @@ def _ratios(fitted: Fitted) -> str:
     return (
         "## Ratios\n\nRatios of two times are more accurate than the times, because shared errors cancel. "
         "We looked at pairs of models that the same source measured on the same chip. In "
-        f"{stated} pairs, we named the faster model, and {wrong} times we were wrong. "
+        f"{stated} pairs, we named the faster model, and were wrong {wrong} times. "
         f"{inside:.0%} of the measured ratios lie in the 80% interval.\n"
     )
 

@@ -38,6 +38,7 @@ from anesurgery.mil import (
     operands,
     types,
 )
+from anesurgery.ops import BROADCASTING, UNARY
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import Built, alike, proof_of, remove_dead
 from anesurgery.rewriting.passes import Pass
@@ -172,6 +173,35 @@ def keep_symbols(var: Var, shape: Sequence[Any], alive: Collection[Any]) -> None
         set_type(
             var, types.tensor(var.dtype, [o if is_symbolic(n) and n not in alive else n for o, n in sizes])
         )
+
+
+def take_sizes(new: Var, old: Var) -> None:
+    """Give a new tensor the dynamic sizes of an old one, if both are broadcast from the same sizes.
+
+    Inference invents a symbol for each broadcast of two dynamic sizes.
+    """
+    if types.is_tensor(new.sym_type) and types.is_tensor(old.sym_type) and new.shape != old.shape:
+        sources = [[_sources(var, axis) for axis in range(var.rank)] for var in (new, old)]
+        if sources[0] == sources[1]:
+            set_type(new, types.tensor(new.dtype, old.shape))
+
+
+def _sources(var: Var, axis: int) -> frozenset[Any]:
+    """Return the sizes that the size of an axis is broadcast from."""
+    found, seen, pending = set[Any](), set[tuple[Var, int]](), [(var, axis)]
+    while pending:
+        var, axis = pending.pop()
+        size, op = var.shape[axis], var.op
+        if (var, axis) in seen:
+            continue
+        seen.add((var, axis))
+        wide = []
+        if is_symbolic(size) and op is not None and op.op_type in BROADCASTING | UNARY:
+            placed = ((v, axis - var.rank + v.rank) for _, v in operands(op))
+            wide = [(v, a) for v, a in placed if a >= 0 and v.shape[a] != 1]
+        pending += wide
+        found |= set() if wide else {size}
+    return frozenset(found)
 
 
 def substitute(function: Function, old: Var, new: Var, after: Operation | None = None) -> None:

@@ -37,7 +37,7 @@ from anesurgery.mil import (
 )
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import Built, Place, alike, operate, remove_dead
-from anesurgery.rewriting.graph_edits import hand_name, infer_readers, op_words, substitute
+from anesurgery.rewriting.graph_edits import hand_name, infer_readers, op_words, substitute, take_sizes
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
@@ -376,6 +376,8 @@ class _OpPlace(Place):
         for old, new in pairs:
             if not isinstance(new, Var):
                 raise self.error(f"`rewrite` returned {new!r} for %{old.name}, not a value")
+            if new.op in self.builder.made:
+                take_sizes(new, old)
             same = alike(old, new, self.step.refines) and dtype_name(old) == dtype_name(new)
             if not same and not (old.name in declared and not old.child_ops):
                 raise self.error(

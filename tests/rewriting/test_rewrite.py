@@ -102,6 +102,32 @@ def test_symbolic_shapes_where_a_pass_wants_static_ones() -> None:
     assert apply_pass(DoubleRelu(), program)[1].changes
 
 
+class Doubled(NegateSubtract):
+    """A wrong version: the result has the length of y alone."""
+
+    name: ClassVar[str] = "doubled"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Add y to itself."""
+        doubled: Var = mb.add(x=m.y, y=m.y)
+        return doubled
+
+
+def test_a_result_that_is_broadcast_from_the_same_lengths_keeps_its_length() -> None:
+    """Inference invents a length for each op on two dynamic lengths, as behind a convolution and beside it."""
+    lengths = [get_new_symbol() for _ in range(2)]
+
+    @mb.program(input_specs=[mb.TensorSpec((2, length)) for length in lengths])
+    def program(x: Var, z: Var) -> Var:
+        return mb.relu(x=mb.sub(x=mb.exp(x=mb.add(x=x, y=z)), y=z), name="y")
+
+    after, session = apply_pass(NegateSubtract(), program)
+    assert kinds(after) == ["add", "exp", "mul", "add", "relu"]
+    assert session.changes
+    with pytest.raises(PassError, match=r"%sub_0 is 2x\?, its replacement 2x\?;"):
+        apply_pass(Doubled(), program)
+
+
 @dataclass(frozen=True)
 class ThirdRelu(DoubleRelu):
     """`relu(relu(relu(x)))` is `relu(x)`."""

@@ -8,7 +8,7 @@ gives one layer norm over the same axes instead.
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, and when a shape is dynamic.
 
-Why it helps: a group norm is converted to its parts, where the square of a difference above 255 overflows in
+Why it helps: a group norm is converted to its parts, where the square of a difference of 256 overflows in
 fp16. The cost of the extra ops, and whether the compiler's own layer norm overflows over so many axes, was not
 measured, so recipes use it only on request.
 

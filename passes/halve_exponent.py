@@ -1,4 +1,4 @@
-"""Compute an exponential that is made small afterwards from half its exponent, and square the result.
+"""Compute an exponential that is scaled down later from half its exponent, and square the result.
 
 Before::
 

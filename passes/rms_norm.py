@@ -8,7 +8,7 @@ instead, whose mean is 0, over one axis.
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, when a shape is dynamic, and for a layer norm over several axes.
 
-Why it helps: x * x overflows above 255 in fp16; coremltools, too, converts torch's own `rms_norm` by the
+Why it helps: x * x overflows from 256 on in fp16; coremltools, too, converts torch's own `rms_norm` by the
 largest magnitude. The written-out form with `rsqrt` was 13 % (256 channels) and 22 % (512) faster than the
 layer norm of [x, -x] (measured, M4 Max: john-rocky/CoreML-LLM). What the seven extra ops cost was not measured,
 so recipes use it only on request.

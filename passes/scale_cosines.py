@@ -7,7 +7,7 @@ both units. `scale_roots` repairs a length that stands alone.
 Refuses when the values are not of fp16, when intervals show that neither the product nor the squares overflow,
 and when a shape is dynamic.
 
-Why it helps: the product of two rows overflows in fp16 where their numbers are above 255, though the cosine is
+Why it helps: the product of two rows overflows in fp16 where numbers are 256 or more, though the cosine is
 at most 1 (computed). What the extra ops cost in time was not measured.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.

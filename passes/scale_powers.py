@@ -1,4 +1,4 @@
-"""Take a power that is made small afterwards of a smaller number.
+"""Take a power that is scaled down later of a smaller number.
 
 Before::
 
@@ -19,14 +19,14 @@ After::
     }
 
 The number is divided by a power of two, chosen so that the remaining factor is at least 1. Powers that are
-summed or averaged before they are made small are rewritten too. So are powers that stored weights multiply, as
+summed or averaged before they are scaled down are rewritten too. So are powers that stored weights multiply, as
 after a squared relu: the weights grow by the power of two, up to a magnitude of 1.
 
 Refuses when the values are not of fp16, when the exponent is not a whole number from 2 on, when the factor is
 not a constant number below 1, when weights are compressed or too large to make anything small, and when
 intervals show that the power does not overflow.
 
-Why it helps: a cube of fp16 overflows above 40, a square above 255, even if the final result is small
+Why it helps: a cube of fp16 overflows above 40, a square from 256 on, even if the final result is small
 (computed). There are as many ops as before, or one more; what that costs in time was not measured.
 
 Grade: proved.

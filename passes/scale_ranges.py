@@ -15,7 +15,7 @@ many values exceed their limits after it. An output, or an operand of an op that
 scaled back beyond the limit, and the report says so. Infinities in masks are for `causal_mask_tensor`.
 
 Why it helps: fp16 ends at 65504, and sums of products of the ANE at 32768 (measured: M1, M2, M2 Pro, M4, M5,
-M6); squares overflow above 256.
+M6); squares overflow from 256 on.
 
 Grade: none: epsilons are rounded; whole models are compared.
 """

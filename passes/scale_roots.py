@@ -10,7 +10,7 @@ whole norms, so this pass leaves their reciprocal roots to them.
 Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow, and
 when a shape is dynamic.
 
-Why it helps: squares overflow in fp16 above 255, even if the root is small (computed). What the extra ops cost
+Why it helps: squares overflow in fp16 from 256 on, even if the root is small (computed). What added ops cost
 in time was not measured.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.

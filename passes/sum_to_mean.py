@@ -1,4 +1,4 @@
-"""Replace a sum of many values that is made small afterwards by a mean.
+"""Replace a sum of many values that is scaled down later by a mean.
 
 Before::
 

@@ -185,7 +185,7 @@ def test_a_pass_that_fails_half_way_by_itself_keeps_nothing() -> None:
             raise ValueError("no")
 
     with pytest.raises(
-        PassError, match="pass half failed: ValueError: no.*ran before it: square_to_mul"
+        PassError, match="pass half failed: ValueError: no.*passes before it: square_to_mul"
     ) as failure:
         ane.apply(squares(), [SquareToMul(), Half()], quiet=True)
     assert failure.value.surgery is None

@@ -132,10 +132,10 @@ class Padding:
     def _in_words(self, along: str) -> str:
         """Return in words how one length is padded."""
         words = f"padded at the end{along}"
-        words += f", lengths that are multiples of {self.multiple}" if self.multiple > 1 else ""
+        words += f", at multiples of {self.multiple}" if self.multiple > 1 else ""
         if self.spread is None:
             return f"{words}, proved"
-        return f"{words}, proved for attention scores of a row within {self.spread:g} of each other"
+        return f"{words}, proved if the attention scores in a row differ by at most {self.spread:g}"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ S = TypeVar("S", bound=Site)
 
 def magnitude_words(most: float) -> str:
     """Return how large a value may be, in words."""
-    return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return "has no known bound" if math.isinf(most) else f"may reach {most:.4g}"
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ def cosine(op: Operation) -> Form | None:
 
 def _overflow_words(form: Form, bound: MagnitudeBound) -> str:
     most = magnitude_words(max(map(bound, form.rows)))
-    return f"%{next(iter(form.rows)).name} {most}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
+    return (
+        f"%{next(iter(form.rows)).name} {most}, and its square overflows from {math.sqrt(fp16.LARGEST):.0f} on"
+    )
 
 
 def _rebuild_on_quotients(mb: Maker, form: Form) -> Var:

@@ -1,6 +1,6 @@
 """Divide each row by a unit, so that fp16 holds its squares, and build a form on the quotients.
 
-In fp16 squares of numbers above 255 overflow, and those of numbers below 2^-12 are 0. The repair of
+In fp16 squares of numbers from 256 on overflow, and those of numbers below 2^-12 are 0. The repair of
 `sqrt(sum(x * x))` is `unit * sqrt(sum((x / unit) ** 2))`. The unit of a row follows from its largest magnitude;
 it is 1 unless that is too large or too small, so ordinary numbers keep all their digits.
 """

@@ -43,7 +43,7 @@ FORMS = {
     PALETTE: "a palette",
     INT8: "int8",
     INT4: "int4",
-    SPARSE: "sparse ones",
+    SPARSE: "sparse weights",
     W8A8: "int8, with int8 activations",
     JOINT: "several compressions in one",
 }

@@ -429,12 +429,12 @@ def run_pass(step: Pass, graph: Graph, session: Session) -> None:
         if (refusal := step.ensures(graph)) is not None:
             raise PassError(f"pass {step.name} did not keep its promise: {refusal}")
     except SurgeryError as error:
-        if isinstance(error, (PassError, ProofError)) and single and "(ran before it" not in str(error):
-            error.args = (f"{error} (ran before it: {', '.join(session.ran) or 'nothing'})",)
+        if isinstance(error, (PassError, ProofError)) and single and "(passes before it" not in str(error):
+            error.args = (f"{error} (passes before it: {', '.join(session.ran) or 'none'})",)
         raise
     except Exception as error:
         words = f"pass {step.name} failed: {type(error).__name__}: {error}; the model given to it is unchanged"
-        raise PassError(f"{words} (ran before it: {', '.join(session.ran) or 'nothing'})") from error
+        raise PassError(f"{words} (passes before it: {', '.join(session.ran) or 'none'})") from error
     if single:
         session.notes += needs_notes(session.changes[edits:])
     spent = time.perf_counter() - started

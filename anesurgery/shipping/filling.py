@@ -379,8 +379,8 @@ def lengths_of(loaded: Loaded, wanted: Sequence[_InputShapes]) -> list[Length]:
                 groups.append(_EqualAxes(lengths, {name: axis}, {symbol}))
             elif name in same[0].axes:
                 raise SurgeryError(
-                    f"{name} has one length along several axes, and cannot be padded along any of them; give "
-                    "sizes at which these axes differ"
+                    f"{name} has equal lengths along several axes, and cannot be padded along any of them; "
+                    "give sizes at which these axes differ"
                 )
             else:
                 same[0].axes[name] = axis

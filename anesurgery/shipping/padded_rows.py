@@ -304,7 +304,7 @@ class _Walk:
             share = self.share(var, rows.axes) if rows.axes else 1
             fits = share is not None and (not rows.axes or not read or read == {share / stride})
             if not fits or self.axes_of_length(var) != rows.axes:
-                return Refusal(f"{op.op_type} gives the axis another length", op)
+                return Refusal(f"{op.op_type} changes the length of the axis", op)
             self.values[var] = self._with_table(var, rows)
         return None
 
@@ -486,7 +486,7 @@ class _Walk:
         ends = {a: rows.ends.get(a, unknown_end(scores)) for a in rows.axes}
         end = ends.pop(axis)
         if not end.hides:
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
+            return Refusal(f"{op.op_type} reads across the padded axis, and no mask hides the padding", op)
         if not rows.finite and end.loose:
             return Refusal(f"what {op.op_type} reads beyond the length may be no number", op)
         if any(other.hides and other.low < DEEPEST for other in ends.values()):
@@ -505,7 +505,7 @@ class _Walk:
         read = self._rows_read(op)
         mask, keys = op.inputs.get("attn_mask"), op.key.rank - 2
         if mask is None or mask not in read:
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
+            return Refusal(f"{op.op_type} reads across the padded axis, and no mask hides the padding", op)
         whole = {op.key: {keys}, op.value: {op.value.rank - 2}, op.query: {op.query.rank - 2}}
         if any(read[v].axes - wanted for v, wanted in whole.items() if v in read):
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
@@ -517,7 +517,7 @@ class _Walk:
             )
         refusal = self._check_hidden(op, mask, bias, mask.rank - 1)
         if mask.rank - 1 not in bias.axes or not all(r.finite for r in read.values()):
-            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides the padding", op)
+            return Refusal(f"{op.op_type} reads across the padded axis, and no mask hides the padding", op)
         rows = frozenset({op.outputs[0].rank - 2}) if self.axes_of_length(op.query) else frozenset[int]()
         return PaddedValue(rows) if refusal is None else refusal
 

@@ -296,13 +296,14 @@ def climb(
 
 HEAD = """# False alarms among numeric findings
 
-A numeric finding of `inspect` is a false alarm if no input triggers it. For each finding ({target}), a script
-searches for such an input. We use public models, small models of each family, and models written by hand.
+A numeric finding of `inspect` is a false alarm if no input triggers it. For each finding on {target},
+a script searches for such an input. We use public models, small models of each family, and models written
+by hand.
 
 The search tries two random sets of inputs, multiplied by {scales}. Then it tries inputs that are 0
 except at one place, and follows gradients up to the limits of fp16. Random weights give smaller values than
-trained ones, so fewer findings trigger. A finding about constants, types or lengths needs no input. If a model
-always returns NaN, its findings count as NaN. `make alarms` writes this page.
+trained ones, so fewer findings trigger. A finding about constants, types or lengths holds for every input. If
+a model always returns NaN, its findings count as NaN. `make alarms` writes this page.
 
 """
 
@@ -315,9 +316,10 @@ def page(rows: Mapping[str, Sequence[Tried]]) -> str:
     seen = counts["triggered"] + counts["not triggered"]
     text += (
         f"{len(rows)} models have {len(tried)} findings. {counts['needs no input']} need no input, and "
-        f"{counts['NaN']} are about NaN. An input triggered {counts['triggered']} of the others, and none "
-        f"triggered {counts['not triggered']} ({100 * counts['not triggered'] / max(seen, 1):.1f} % false "
-        f"alarms).\n\n| rule | {' | '.join(OUTCOMES)} |\n|{'---|' * (len(OUTCOMES) + 1)}\n"
+        f"{counts['NaN']} are in models that always return NaN. Of the other {seen}, we could trigger "
+        f"{counts['triggered']}. We found no input for {counts['not triggered']} "
+        f"({100 * counts['not triggered'] / max(seen, 1):.1f} % false alarms).\n\n"
+        f"| rule | {' | '.join(OUTCOMES)} |\n|{'---|' * (len(OUTCOMES) + 1)}\n"
     )
     for rule in sorted({one.rule for one in tried}):
         mine = Counter(outcome(one) for one in tried if one.rule == rule)

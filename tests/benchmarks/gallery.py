@@ -78,7 +78,7 @@ PIECES = {
     "whisper": Piece("whisper_ane", "Whisper, 2 and 2 layers", small("whisper")),
     "vit": Piece("vit_ane", "ViT, 2 layers, 224 x 224", small("vit")),
     "unet": Piece("unet_ane", "a UNet with mirrored edges, 256 x 256", mirrored_unet),
-    "network": Piece("neuralnetwork_ane", "an .mlmodel with layers of iOS 13", old_network),
+    "network": Piece("neuralnetwork_ane", "an .mlmodel with iOS 13 layers", old_network),
     "swin": Piece("auto", "Swin, 2 stages, 224 x 224", small("swin")),
 }
 
@@ -109,14 +109,15 @@ def standing(found: ane.Inspection) -> dict[str, Any]:
 
 HEAD = """# Gallery
 
-This page applies each recipe to one small model with random weights. `make gallery` builds the models, applies
-the recipes and writes this page. No number on it is typed by hand.
+Here we apply each recipe to one small model with random weights. `make gallery` builds the models, applies
+the recipes and writes this page.
 
 * **ops**: the number of operations, without constants. **on the ANE**: the share of the ops, and of the work
   (flop), that `inspect` expects on the ANE. We did not measure this on a device.
-* **estimate**: Core ML's own estimate in microseconds, as far as we know its formula. It is not a run time.
-  Sometimes this estimate drops, and the share on the ANE drops too. Then so little work is left that the CPU
-  is faster than a switch to the engine and back. An example is the head of `gpt2_ane`: it reads one position.
+* **estimate**: Core ML's own estimate in microseconds, from the part of its formula that we know. It is not a
+  run time. Sometimes this estimate drops, and the share on the ANE drops too. Then so little work is left that
+  the CPU is faster than a switch to the engine and back. For example, `gpt2_ane` computes the head at one
+  position.
 * **PSNR**: for the worst output, compared with the original model; both in fp16 as stored.
 * **s**, **MB**: the seconds that `apply` takes with `prove="model"`, and the peak memory of the process,
   including PyTorch. They vary from run to run.

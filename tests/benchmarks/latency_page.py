@@ -17,7 +17,7 @@ from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine
 
-`make latency` writes this page and the table behind `inspect(...).time`. No number on it is typed by hand.
+`make latency` writes this page and the table behind `inspect(...).time`.
 The measured times are from public sources, or were sent to us ([on a Mac](on-a-mac.md)). We build the models
 from their configurations, with random weights (`make latency OPTIONS=--rebuild`).
 
@@ -27,13 +27,14 @@ How we estimate a time:
   weights of the op takes longer, we use that time instead.
 * A prediction has a fixed overhead, and so has each switch between units.
 * Products and softmax over 1,024 or more positions take {long:.2f} times as long.
-* Each op on the longest chain takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
-  On an M4, each op of a decoding step takes 5.3 us, including its weights. So the 80% interval is wide here.
+* Each op on the critical path takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
+  On an M4, an op of a decoding step really takes 5.3 us, including its weights. So estimates of many small ops
+  are uncertain.
 * For an op on the CPU, we use Core ML's estimate, or the time to read its weights if that is longer.
-* For an old neural network, we use the time of ops that compute its layers in fp16.
+* For an `.mlmodel` of the older format, we use the times of equivalent fp16 ops.
 
-We give no time for several generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of unknown
-length. We also give none if no measurement covers the generation, or the form of the weights on it.
+We give no time for several target generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of
+unknown length. Nor do we if nobody measured that generation, or that form of weights on it.
 """
 
 
@@ -87,22 +88,22 @@ def _errors(fitted: Fitted) -> str:
         )
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
-        "Each error is a factor: measured over estimated time, or the inverse. The fit did not see these rows, "
-        "and neither did the width of the 80% interval. The columns are the median, the 90% quantile, the "
-        "rank correlation, and the share of rows inside the 80% interval. For models and sources, we leave out "
-        "products that only read weights, because they have no rate without their own model.\n"
+        "Each error is a factor: measured over estimated time, or the inverse if that is larger. We left these "
+        "rows out of the fit, and of the width of the 80% interval. *90 %* is the "
+        "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip "
+        "the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
     )
-    head = "left out", "rows", "median", "90 %", "Spearman", "in the 80%"
+    head = "left out", "rows", "median", "90 %", "Spearman", "inside the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
 
 
 def _ratios(fitted: Fitted) -> str:
     stated, wrong, inside = fitting.ratios([one.row for one in fitted.left["model"]], fitted.table)
     return (
-        "## Ratios\n\nWe know the ratio of two times better than the times, because shared errors cancel. "
-        "We looked at pairs of models that the same source measured on the same chip. We named the faster "
-        f"model {stated} times, and were wrong {wrong} times. {inside:.0%} of the measured ratios lie in the "
-        "80% interval.\n"
+        "## Ratios\n\nRatios of two times are more accurate than the times, because shared errors cancel. "
+        "We looked at pairs of models that the same source measured on the same chip. In "
+        f"{stated} pairs, we named the faster model, and were wrong {wrong} times. "
+        f"{inside:.0%} of the measured ratios lie in the 80% interval.\n"
     )
 
 
@@ -119,8 +120,9 @@ def _generations(table: dict[str, Any]) -> str:
         for name, factor in table["factor"].items()
     ]
     words = (
-        "Unless the measurements say otherwise, the factors follow a line over the generations, and the fixed "
-        "overheads stay near the published ones. For the M6 (H18), no whole model was measured.\n"
+        "Unless the measurements say otherwise, we assume that factors change steadily over the "
+        "generations, and that fixed overheads stay near the published ones. For the M6 (H18), no whole model "
+        "was measured.\n"
     )
     head = "engine", "factor", "standard deviation, as a factor", "fixed, us", "switch of unit, us", "rows"
     return "\n".join(["## Generations\n", words, _table(head, lines)])
@@ -160,10 +162,10 @@ def _forms(table: dict[str, Any]) -> str:
         )
     factors = (
         "weights",
-        "computing",
+        "computing, relative to fp16",
         "measured on",
-        "reading, of the stored bytes",
-        "on",
+        "reading, relative to the stored bytes",
+        "measured on",
         "standard deviation, as a factor",
     )
     return "\n".join(["## Forms of weights\n", _table(factors, used), _table(head, lines)])
@@ -180,5 +182,15 @@ def _rows(fitted: Fitted) -> str:
         "*Ratio* is measured over estimated time. *Left out* is the ratio of a fit without this model (for "
         "`lm_head`, without this chip). If a source does not say which units it allowed, we assume all.\n"
     )
-    head = "model", "chip", "measured ms", "estimated ms", "ratio", "left out", "in the 80%", "units", "source"
+    head = (
+        "model",
+        "chip",
+        "measured ms",
+        "estimated ms",
+        "ratio",
+        "left out",
+        "inside the 80%",
+        "units",
+        "source",
+    )
     return "\n".join(["## Rows\n", words, _table(head, lines)])

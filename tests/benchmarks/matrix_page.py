@@ -27,20 +27,21 @@ HEAD = """# Architectures
 
 For each architecture, we build one small model with random weights, with transformers, timm or diffusers. We
 convert it to fp16 for iOS 17 with `frontend.register()` and `rerank`, and apply a recipe (the *method*): the
-recipe of the family, or else `auto`. `make matrix` writes this page. No number on it is typed by hand.
+recipe of the family, or else `auto`. `make matrix` writes this page.
 
 * **trace, export**: PSNR in dB of the fp32 conversion, compared with torch. We convert with `torch.jit.trace`
   and with `torch.export` (`draft_export` if a branch depends on data). If a conversion fails, the reason.
-* **fp16**: PSNR in dB of the fp16 package, compared with torch, before and after the method.
+* **fp16**: PSNR in dB of the fp16 package, compared with torch: of all outputs before the method, and of those
+  that it keeps after it. The summary compares the same outputs.
 * **ops, flop**: the share in percent that `inspect` expects on the Neural Engine, before and after. We did
   not measure this on a device. The models are tiny, so one op is about a percent. If the unit of an op is
-  unknown, the share is a range, and we say that it drops if its lower end does.
+  unknown, the share is a range, and it drops if its lower end drops.
 * **off**: the op types that do not run on the engine of the second target; "?" marks an unknown unit.
 * **s**: CPU seconds of the method, without proofs.
 * **-**: not measured.
 
-Mixtures of experts compute every expert for every token (`frontend.register_experts()`). We also compared a
-third target, A15 with iOS 17. The summary names each share that drops.
+Mixtures of experts compute every expert for every token (`frontend.register_experts()`). We also
+checked A15 with iOS 17, which the tables leave out. The summary names each share that drops.
 """
 
 REAL_TITLE = "## Real widths"
@@ -90,9 +91,9 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     yield "## Summary\n"
     on = [f"{sum(t in row.get('targets', {}) for row in figures.values())} on {t}" for t in targets]
     count = f"of {len(ARCHITECTURES)} architectures, {len(figures)} are measured"
-    yield f"* {count}: {', '.join(on)}; `make matrix` does the rest"
+    yield f"* {count}: {', '.join(on)}"
     commits = Counter(row.get("commit") or "unknown" for row in figures.values())
-    yield f"* measured at {in_counts(commits)}"
+    yield f"* models at each commit: {in_counts(commits)}"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
         failed = set(figures) - set(good)
@@ -107,7 +108,7 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
             known = [new for n in DECODERS if n in figures and (new := after(figures[n], target))]
             if known:
                 ends = (median(new[what] for new in known), median(new["most"][what] for new in known))
-                middle = f"median share of {what} {ranged(*ends)} %, of {len(known)}"
+                middle = f"median share of {what} {ranged(*ends)} % ({len(known)} models)"
                 yield f"* causal language models on {target}: {middle}"
 
 
@@ -125,10 +126,10 @@ def misses(figures: dict[str, Row]) -> dict[str, list[str]]:
                 lowered += [case] if any(new[k] < found["before"][k] for k in ("ops", "flop")) else []
                 noisy += [case] if new["fp16"] < new.get("fp16_before", row["fp16"]) - LOST else []
     return {
-        "a share falls": lowered,
-        f"fp16 falls by more than {LOST:.0f} dB": noisy,
+        "a share drops": lowered,
+        f"fp16 drops by more than {LOST:.0f} dB": noisy,
         "the method failed or refused": failed,
-        "fp16 gives NaN as converted": undefined,
+        "fp16 gives NaN before the method": undefined,
     }
 
 

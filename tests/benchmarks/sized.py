@@ -101,20 +101,20 @@ def module_row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...]], 
     return f"| {name} | {listed} | {min(near):.0f} dB | {100 * (stored(folder) / one - 1):+.1f} % |"
 
 
-HEAD = """# Six sizes of many models
+HEAD = """# Models at six sizes
 
-`make sized` writes this page; with `OPTIONS="--sections corpus time"`, it writes only these sections.
+`make sized` writes this page; with `OPTIONS="--sections corpus time"`, it writes only the sections you name.
 """
 FROM_RANGES = """## From a range
 
 We convert small models with random weights for a range of lengths. Then [`sizes`](sizes.md) makes each of them
 at the lengths {lengths}.
 
-* *At a size*: how many of the six sizes are bit-identical, in fp16, to a model that we convert at this size.
+* *At a size*: how many of the six sizes are bit-identical, in fp16, to a model converted at that size.
   If they are not, the PSNR.
 * *Weights*: how much larger the weights of all six sizes are than those of the largest size alone.
-* *Between sizes*: the worst result at any length from 1 to {largest}, padded and cropped. If padding is
-  refused, the reason.
+* *Between sizes*: the worst PSNR at any length from 1 to {largest}; we pad the input and crop the
+  output. If padding is refused, the reason.
 
 Each size stores its own copy of tables of less than {least} bytes, as long as the weights grow by at most
 {share:.0f} %.
@@ -123,14 +123,14 @@ Each size stores its own copy of tables of less than {least} bytes, as long as t
 |---|---|---|---|---|
 {rows}
 
-Some models are identical at few sizes. With a range, the model computes rotary positions in fp16 at run
-time; at one fixed size, the conversion folds them in fp32. Made from one fixed size, as below, the same
-models are identical.
+Some models match at only a few sizes. With a range, the model computes rotary positions in fp16 at run
+time; at one fixed size, the conversion folds them in fp32. If we start from one fixed size, as below,
+these models match too.
 """
 FROM_FIXED = """## From one fixed size
 
 We convert each model at the length {largest} only, and [`sizes`](sizes.md) makes it at {shorter}.
-*Equal*: at how many of these lengths it is bit-identical, in fp16, to a model that we convert there.
+*Equal*: at how many of these lengths it is bit-identical, in fp16, to a model converted there.
 *Assumed*: what `sizes` had to assume, because one fixed size does not show it.
 
 | model | equal | assumed |
@@ -139,11 +139,11 @@ We convert each model at the length {largest} only, and [`sizes`](sizes.md) make
 """
 FROM_MODULES = """## From a PyTorch module
 
-`sizes` converts a PyTorch module at each size. *Nearness*: the PSNR of the worst size, compared with the
+`sizes` converts a PyTorch module at each size. *Accuracy*: the PSNR of the worst size, compared with the
 module, in fp32 with weights in fp16. Interpolated positions differ from size to size. Each size stores
 its own positions. If that would make the weights more than 2 % larger, it computes them instead.
 
-| module | sizes | nearness | weights |
+| module | sizes | accuracy | weights |
 |---|---|---|---|
 {rows}
 """
@@ -151,7 +151,7 @@ FROM_FORMS = """## Forms of common models
 
 We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms. These are a PyTorch
 module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest
-size. The columns are the same as above.
+size.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|
@@ -162,7 +162,7 @@ FROM_CORPUS = """## Published models
 `sizes` makes each model at the listed sizes (the shapes of its first input).
 
 * *Equal*: how many sizes are bit-identical, in fp16, to a model of this size made without `sizes`. A package
-  with a range reads the size itself. For a neural network, we set the size in the specification. For a
+  with a range takes the size from its input. For an `.mlmodel`, we set the size in the specification. For a
   package with one size, we replaced the lengths in the graph by hand.
 * *Weights*: how much larger the weights of all sizes are than those of the largest size alone.
 * *Between*: the worst result, in fp32, at a length between two sizes.
@@ -175,7 +175,7 @@ FROM_CORPUS = """## Published models
 The ranges of the two DTLN models contain only two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`,
 `whisper_tiny_decoder` and `kokoro_duration` are real graphs with random weights. We first repaired the mask
 of `bge_small` (`padding_mask_tensor`): without this, all its outputs are NaN. `kokoro_duration`, as
-converted, does not run at any length, because it computes a repetition as -1 / 128, which is 0.
+converted, does not run at any length, because it computes a number of repeats as -1 / 128, which becomes 0.
 """
 TIME = """## Time
 

@@ -40,7 +40,7 @@ def stored(folder: Path) -> int:
 def nearness_in_words(near: Sequence[float]) -> str:
     """How many are equal bit for bit; else how near the worst is."""
     equal = sum(one == np.inf for one in near)
-    return f"{equal} of {len(near)}" + ("" if equal == len(near) else f"; least {min(near):.0f} dB")
+    return f"{equal} of {len(near)}" + ("" if equal == len(near) else f"; worst {min(near):.0f} dB")
 
 
 def worst(near: Sequence[float]) -> str:

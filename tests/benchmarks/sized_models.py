@@ -311,7 +311,7 @@ MODELS: dict[str, Sized] = {
     "LSTM tagger in both directions": Sized(seeded(lambda: Tagger(True)), IDS),
     "GPT-2": text("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80}, masked=False),
     "Llama": text("Llama", masked=False),
-    "conformer of transformers": Sized(conformer_hf, STEPS),
+    "conformer from transformers": Sized(conformer_hf, STEPS),
     "T5 encoder": text(
         "T5", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}, "T5EncoderModel"
     ),

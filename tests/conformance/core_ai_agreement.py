@@ -48,7 +48,7 @@ class Difference:
         )
 
 
-MIL = "coremltools 9, the text of the op"
+MIL = "coremltools 9, documentation of the op"
 ANY = ".*"
 DIFFERENCES = (
     Difference("argmax, argsort and topk of NaN", "reduce_arg.*|argsort|topk", DIFFERS, ANY, "either", MIL),
@@ -58,7 +58,7 @@ DIFFERENCES = (
         DIFFERS,
         "nan|inf",
         "ours",
-        f"the sample is at a pixel; {RUN}",
+        f"the sampling point is exactly on a pixel; {RUN}",
     ),
     Difference("1 / -0 with epsilon 0: the sum -0 + 0 is 0", "inverse", DIFFERS, "inf", "ours", MIL),
     Difference(
@@ -183,7 +183,7 @@ def write(found: Mapping[str, Sequence[Verdict]], page: Path) -> None:
 
 
 SUITES = {
-    "ops": "tests of coremltools for each op",
+    "ops": "coremltools' own tests of each op",
     "torch": "tests of its converter from PyTorch",
     "ml_program": "its tests of ML Programs",
     "random": "random programs of one op",
@@ -209,9 +209,10 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         "We run the same programs on the same inputs in Apple's runtime and in our interpreter, both in fp32.",
         f"Of {sum(every.values()):,} programs, {ran:,} ran on both, and {every[AGREES]:,} of these "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
-        "Apple's runtime for Linux is a separate one, for the CPU. So these results say nothing about a Mac.",
-        "For some ops, we write our own formula into the file. For these, agreement only shows that Apple's "
-        "runtime evaluates our formula the same way we do:",
+        "We ran it on Linux, where Apple's runtime is a separate build for the CPU. So these results say "
+        "nothing about a Mac.",
+        "For some ops, we write our own formula into the Core AI program. For these, agreement only shows that "
+        "Apple's runtime evaluates our formula the same way we do:",
         "",
         "```text",
         ", ".join(shared),

@@ -367,9 +367,9 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
 
 
 FROM_THE_CATALOGUE = {
-    "num-root": "its squares overflow above 256",
+    "num-root": "its square overflows from 256 on",
     "num-folded-cast": "is cast from fp16",
-    "num-spectrum": "its squares overflow above 256",
+    "num-spectrum": "its square overflows from 256 on",
     "num-cosine": "are multiplied before they are divided by their lengths",
     "num-variance": "nearly equal where %x is far from 0",
     "num-log-softmax": "a share below 6e-08 is 0",

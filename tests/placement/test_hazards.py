@@ -45,7 +45,7 @@ def test_the_rules_of_infinities_and_nan_are_those_whose_graphs_show_them() -> N
     rows = [
         [cell.strip() for cell in line.split("|")] for line in PAGE.read_text(encoding="utf-8").splitlines()
     ]
-    shown = [(row[4].strip("`"), "not finite" in row[3]) for row in rows if len(row) > 7 and " dB" in row[3]]
+    shown = [(row[4].strip("`"), "inf or NaN" in row[3]) for row in rows if len(row) > 7 and " dB" in row[3]]
     for rule in {rule for rule, _ in shown if rule.startswith("num-")}:
         infinite = [is_infinite for name, is_infinite in shown if name == rule]
         assert (rule in NOT_FINITE) == (sum(infinite) * 2 >= len(infinite)), rule
@@ -86,7 +86,7 @@ def test_the_arithmetic_shows_it(hazard: Hazard) -> None:
     assert decibels(hazard.graph, hazard, hazard.arithmetic) < GOOD
 
 
-@pytest.mark.slow_cases("small shares of many keys")
+@pytest.mark.slow_cases("small attention weights over many keys")
 @pytest.mark.parametrize("hazard", [h for h in HAZARDS if h.repair], ids=lambda h: h.name)
 def test_the_repair_brings_the_numbers_back(hazard: Hazard) -> None:
     """Also in exact arithmetic, and where no arithmetic here shows the hazard."""

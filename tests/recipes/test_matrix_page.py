@@ -39,7 +39,7 @@ def test_figures_become_a_row() -> None:
     shares = "85.0 → 99.0 | 13.0 → 100"
     cells = f"| `llama` | 140 | 140 | 74 → 75 | `decoder_ane` | {shares} | {shares} | 1 gather | 1.5 |"
     assert cells in lines(ROW)
-    assert "* a share falls: none" in lines(ROW)
+    assert "* a share drops: none" in lines(ROW)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_figures_become_a_row() -> None:
         (
             ("targets", "A15/iOS 17", "after", "decoder_ane", "ops"),
             0.8,
-            "* a share falls: llama (decoder_ane, A15/iOS 17)",
+            "* a share drops: llama (decoder_ane, A15/iOS 17)",
         ),
         (
             ("targets", TARGETS[0], "after", "decoder_ane", "fp16"),
             71.0,
-            "* fp16 falls by more than 3 dB: llama",
+            "* fp16 drops by more than 3 dB: llama",
         ),
         (("convert", "trace", "fp32"), 70.0, "* below 80 dB in fp32 against torch: llama"),
         (("convert", "trace", "fp32"), float("nan"), "* below 80 dB in fp32 against torch: llama"),
@@ -85,9 +85,9 @@ def test_an_unknown_unit_makes_a_range_whose_lower_end_decides() -> None:
         new |= {"ops": 0.8, "unknown": {"tile": 2}}
     cells = "| 85.0 → 80.0-99.0 | 13.0 → 100 | 85.0 → 80.0-99.0 | 13.0 → 100 | 1 gather, 2 tile? |"
     assert any(cells in line for line in lines(unknown))
-    assert any(line.startswith("* a share falls: llama (decoder_ane, A15/iOS 17)") for line in lines(unknown))
+    assert any(line.startswith("* a share drops: llama (decoder_ane, A15/iOS 17)") for line in lines(unknown))
     both = page({"llama": known, "mistral": unknown, "qwen2": unknown}, TARGETS).splitlines()
-    assert "* causal language models on M4/macOS 15: median share of ops 80.0-99.0 %, of 3" in both
+    assert "* causal language models on M4/macOS 15: median share of ops 80.0-99.0 % (3 models)" in both
 
 
 def test_there_are_enough_architectures() -> None:
@@ -122,4 +122,4 @@ def test_models_of_real_width_have_a_section_of_their_own() -> None:
     wrong = copy.deepcopy(ROW)
     wrong["targets"][TARGETS[1]]["after"]["decoder_ane"]["fp16"] = 12.0
     named = with_real_widths(whole, {"llama": wrong}, TARGETS)
-    assert "* fp16 falls by more than 3 dB: llama (decoder_ane, M4/macOS 15)" in named
+    assert "* fp16 drops by more than 3 dB: llama (decoder_ane, M4/macOS 15)" in named

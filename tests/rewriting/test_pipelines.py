@@ -68,7 +68,7 @@ def test_a_pipeline_runs_in_order_and_names_what_ran_before() -> None:
     run_pass(steps, target(), session)
     assert list(session.artifacts) == ["a0", "b1"]
     assert seen == ["note", "note(label='b')"]
-    with pytest.raises(PassError, match=r"oh; .*\(ran before it: note, note\)"):
+    with pytest.raises(PassError, match=r"oh; .*\(passes before it: note, note\)"):
         run_pass(Pipeline((Note(), Note(), Broken("runs"))), target(), Session())
 
 

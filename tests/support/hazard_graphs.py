@@ -155,29 +155,29 @@ def tanh_written(x: Var) -> Var:
 
 
 def log_sigmoid(x: Var) -> Var:
-    """A share below 6e-8 is 0, and its logarithm infinite."""
+    """A probability below 6e-8 becomes 0, and its logarithm -inf."""
     return mb.log(x=mb.sigmoid(x=x), epsilon=NONE, name="y")
 
 
 def log_softmax(x: Var) -> Var:
-    """A share below 6e-8 is 0, and its logarithm infinite."""
+    """A probability below 6e-8 becomes 0, and its logarithm -inf."""
     return mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE, name="y")
 
 
 def root_norm(x: Var) -> Var:
-    """Squares above 255 overflow; a cast to fp32 around them may be folded away."""
+    """Values of 256 or more overflow when squared; a cast to fp32 around them may be folded away."""
     mean = rows(mb.reduce_mean, mb.square(x=x))
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-4)), epsilon=NONE), name="y")
 
 
 def l2_norm(x: Var) -> Var:
-    """Squares above 255 overflow."""
+    """Values of 256 or more overflow when squared."""
     total = rows(mb.reduce_sum, mb.mul(x=x, y=x))
     return mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=total, y=HALF(1e-4))), name="y")
 
 
 def layer_norm(x: Var) -> Var:
-    """Squares above 255 overflow."""
+    """Values of 256 or more overflow when squared."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     spread = mb.add(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(1e-4))
     return mb.mul(x=apart, y=mb.rsqrt(x=spread, epsilon=NONE), name="y")
@@ -190,20 +190,20 @@ def variance(x: Var) -> Var:
 
 
 def magnitude(x: Var) -> Var:
-    """Squares above 255 overflow."""
+    """Values of 256 or more overflow when squared."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.sqrt(x=mb.add(x=mb.square(x=a), y=mb.square(x=b)), name="y")
 
 
 def power_in_decibels(x: Var) -> Var:
-    """Squares above 255 overflow, though the logarithm is small."""
+    """Values of 256 or more overflow when squared, although the logarithm is small."""
     real, imaginary = (mb.square(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
     power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-4))
     return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
 
 
 def log_mel(x: Var) -> Var:
-    """Squares above 255 overflow, though the logarithm is small."""
+    """Values of 256 or more overflow when squared, although the logarithm is small."""
     weights = np.abs(random(1, 20, 64, scale=0.02))[0]
     real, imaginary = (mb.square(x=mb.squeeze(x=v, axes=[1])) for v in mb.split(x=x, num_splits=2, axis=1))
     bands = mb.matmul(x=weights, y=mb.add(x=real, y=imaginary))
@@ -211,7 +211,7 @@ def log_mel(x: Var) -> Var:
 
 
 def deviation(x: Var) -> Var:
-    """Squares above 255 overflow."""
+    """Values of 256 or more overflow when squared."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     return mb.sqrt(x=mb.mul(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(64 / 63)), name="y")
 
@@ -225,7 +225,7 @@ def cosine_written(x: Var) -> Var:
 
 
 def length(x: Var) -> Var:
-    """Squares above 255 overflow."""
+    """Values of 256 or more overflow when squared."""
     return mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=x)), name="y")
 
 
@@ -244,7 +244,7 @@ def masked_mean(x: Var) -> Var:
 
 
 def shares_of_magnitudes(x: Var) -> Var:
-    """The sum that divides is infinite, and all shares are 0."""
+    """The divisor overflows, so every result is 0."""
     total = mb.reduce_sum(x=mb.abs(x=x), axes=[-1], keep_dims=True)
     return mb.real_div(x=x, y=mb.maximum(x=total, y=HALF(2**-24)), name="y")
 
@@ -311,7 +311,7 @@ def gelu_written(x: Var) -> Var:
 
 
 def cube(x: Var) -> Var:
-    """A cube above 40 overflows, though it is made small afterwards."""
+    """A number above 40.3 overflows when cubed, although it is scaled down later."""
     return mb.mul(x=mb.pow(x=x, y=HALF(3)), y=HALF(1e-4), name="y")
 
 
@@ -398,7 +398,7 @@ def variance_of_windows(x: Var) -> Var:
 
 
 def small_divisor(x: Var) -> Var:
-    """A number above 0.65, divided by 1e-5, overflows, though it is scaled down afterwards."""
+    """A number above 0.65, divided by 1e-5, overflows, although it is scaled down later."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.mul(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=b), y=HALF(1e-5))), y=b, name="y")
 
@@ -410,7 +410,7 @@ def divided_by_more(x: Var) -> Var:
 
 
 def norm_between_casts(x: Var) -> Var:
-    """The casts may be folded away; make it fp16 (`compute_fp16`); `safe_numbers` repairs norms of fp16."""
+    """The casts may be folded away; convert it to fp16 (`compute_fp16`), and `safe_numbers` repairs it."""
     wide = mb.cast(x=x, dtype="fp32")
     mean = mb.add(x=rows(mb.reduce_mean, mb.square(x=wide)), y=np.float32(1e-4))
     return mb.cast(x=mb.mul(x=wide, y=mb.rsqrt(x=mean, epsilon=np.float32(0))), dtype="fp16", name="y")
@@ -435,17 +435,17 @@ def fused_under_table(masked: bool) -> Build:
 
 
 def exponential(x: Var) -> Var:
-    """Above 11.09 it overflows, though it is made small afterwards."""
+    """Above 11.09 it overflows, although it is scaled down later."""
     return mb.mul(x=mb.exp(x=x), y=HALF(1e-3), name="y")
 
 
 def likelihood(x: Var) -> Var:
-    """The inverse variance overflows above 11.09, though the distances are small where it is large."""
+    """The exponential overflows above 11.09, although the squared distances there are small."""
     return mb.mul(x=mb.exp(x=mb.mul(x=x, y=HALF(-1))), y=mb.square(x=mb.add(x=x, y=HALF(13))), name="y")
 
 
 def squared_relu(x: Var) -> Var:
-    """Squares above 255 overflow, though weights make them small."""
+    """Values of 256 or more overflow when squared, although the weights scale them down."""
     weight = (np.random.default_rng(0).uniform(-0.05, 0.05, (8, 64))).astype(HALF)
     return mb.linear(x=mb.square(x=mb.relu(x=x)), weight=weight, name="y")
 
@@ -513,7 +513,7 @@ def rows_at_places(constant: bool) -> Build:
 
 
 def product_of_three(x: Var) -> Var:
-    """A product above 65504 is made small by the third factor."""
+    """A product above 65504 is scaled down by the third factor."""
     a, b, c = mb.split(x=x, num_splits=3, axis=1)
     return mb.mul(x=mb.mul(x=a, y=b), y=c, name="y")
 
@@ -528,13 +528,13 @@ def linear_attention(x: Var) -> Var:
 
 
 def square_over_more(x: Var) -> Var:
-    """A power above 65504 is divided by one."""
+    """One power above 65504 is divided by another."""
     power = mb.mul(x=mb.square(x=x), y=x)
     return mb.real_div(x=power, y=mb.add(x=mb.abs(x=power), y=HALF(1e4)), name="y")
 
 
 def generalized_mean(x: Var) -> Var:
-    """Cubes above 65504 have a small root."""
+    """Cubes exceed 65504, although their root is small."""
     cubes = mb.pow(x=mb.clip(x=x, alpha=HALF(1e-6), beta=HALF(np.inf)), y=HALF(3))
     return mb.pow(x=mb.reduce_mean(x=cubes, axes=[-1], keep_dims=True), y=HALF(1 / 3), name="y")
 
@@ -559,12 +559,12 @@ def difference_of_roots(x: Var) -> Var:
 
 
 def log_of_more(x: Var) -> Var:
-    """Next to 1 a sum is rounded to steps of 0.001."""
+    """Near 1, a sum is rounded to steps of 0.001."""
     return mb.log(x=mb.add(x=x, y=HALF(1)), epsilon=HALF(0), name="y")
 
 
 def log_of_many_times(x: Var) -> Var:
-    """10,000 times a number above 6.5 overflows, though its logarithm is small."""
+    """10,000 times a number above 6.5 overflows, although its logarithm is small."""
     return mb.log(x=mb.mul(x=mb.abs(x=x), y=HALF(1e4)), epsilon=HALF(1), name="y")
 
 
@@ -580,29 +580,29 @@ def of_little(build: Build) -> Build:
 
 
 def log_of_rest(x: Var) -> Var:
-    """A share near 1 is rounded to 1, and the logarithm of 0 is infinite."""
+    """A probability near 1 is rounded to 1, and the logarithm of 0 is -inf."""
     share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
     return mb.log(x=mb.sub(x=HALF(1), y=share), epsilon=NONE, name="y")
 
 
 def log_of_product(x: Var) -> Var:
-    """A product of shares below 6e-8 is 0, and its logarithm infinite."""
+    """A product of probabilities below 6e-8 becomes 0, and its logarithm -inf."""
     return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=x)), epsilon=NONE, name="y")
 
 
 def hot_softmax(x: Var) -> Var:
-    """1000 times a score above 65 is infinite, and infinity less infinity NaN."""
+    """1000 times a score above 65 is infinite, and inf - inf is NaN."""
     return mb.softmax(x=mb.mul(x=x, y=HALF(1000)), axis=-1, name="y")
 
 
 def fraction(x: Var) -> Var:
-    """Above 64 fp16 holds a number to a thirtieth, and above 2048 no fraction of it."""
+    """From 64 on, fp16 has steps of 1/16; from 1024 on, it has no fractions."""
     turns = mb.real_div(x=x, y=HALF(7))
     return mb.sub(x=turns, y=mb.floor(x=turns), name="y")
 
 
 def angle_between(x: Var) -> Var:
-    """Next to 1 fp16 has steps of 0.0005, whose arc cosine is 0.03."""
+    """Near 1, one fp16 step (0.0005) changes the arc cosine by 0.03."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     a, b = (mb.real_div(x=v, y=mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=v)))) for v in (a, b))
     cosine = rows(mb.reduce_sum, mb.mul(x=a, y=b))
@@ -615,13 +615,13 @@ def angle_of_half(x: Var) -> Var:
 
 
 def sum_of_levels(x: Var) -> Var:
-    """10 to a power of 4.82 or more overflows, though the logarithm is small."""
+    """10^x overflows from x = 4.82 on, although the logarithm is small."""
     power = mb.pow(x=HALF(10), y=mb.mul(x=x, y=HALF(0.1)))
     return mb.log(x=rows(mb.reduce_sum, power), epsilon=NONE, name="y")
 
 
 def companded(x: Var) -> Var:
-    """The power is rounded to steps of 0.001 next to 1."""
+    """Near 1, the power is rounded to steps of 0.001."""
     return mb.mul(x=mb.sub(x=mb.pow(x=HALF(256), y=x), y=HALF(1)), y=HALF(1 / 255), name="y")
 
 
@@ -636,7 +636,7 @@ def from_a_half(build: Build) -> Build:
 
 
 def harmonic_mean(x: Var) -> Var:
-    """The reciprocal of less than 1.5e-5 overflows, though that of the sum is small."""
+    """1/x overflows for x below 1.5e-5, although the mean is small."""
     total = rows(mb.reduce_sum, mb.inverse(x=x, epsilon=NONE))
     return mb.real_div(x=HALF(64000), y=total, name="y")
 
@@ -686,7 +686,7 @@ def camera(focal: float) -> Build:
 
 
 def shared_area(x: Var) -> Var:
-    """Areas in pixels overflow, though the share of two is at most 1."""
+    """Areas in pixels overflow, although their ratio is at most 1."""
     one, other = mb.split(x=mb.abs(x=x), num_splits=2, axis=1)
     first, second, both = (mb.reduce_prod(x=v, axes=[-1]) for v in (one, other, mb.minimum(x=one, y=other)))
     return mb.real_div(x=both, y=mb.sub(x=mb.add(x=first, y=second), y=both), name="y")
@@ -727,7 +727,7 @@ def unprojection(x: Var) -> Var:
 
 
 def versed_sine(x: Var) -> Var:
-    """Next to 1 the cosine is rounded to steps of 0.0005."""
+    """Near 1, the cosine is rounded to steps of 0.0005."""
     return mb.mul(x=mb.sub(x=HALF(1), y=mb.cos(x=x)), y=HALF(1000), name="y")
 
 
@@ -739,13 +739,13 @@ def spread(x: Var) -> Var:
 
 
 def overlap(x: Var) -> Var:
-    """A product of two shares below 2.4e-4 is 0, and so is its root."""
+    """A product of two probabilities below 2.4e-4 is 0, and so is its root."""
     p, q = (mb.softmax(x=v, axis=-1) for v in mb.split(x=x, num_splits=2, axis=1))
     return rows(mb.reduce_sum, mb.sqrt(x=mb.mul(x=p, y=q)))
 
 
 def log_of_energy(x: Var) -> Var:
-    """Squares overflow, though the logarithm is small."""
+    """Squares overflow, although the logarithm is small."""
     return mb.log(x=mb.add(x=rows(mb.reduce_mean, mb.square(x=x)), y=HALF(1)), epsilon=NONE, name="y")
 
 
@@ -758,6 +758,7 @@ WIDE = random(2, 64, scale=10)
 LARGE = random(2, 64, scale=500)
 COREMLIT = "cosine 0.046 (M1 Max: findit-studio/coremlit)"
 FOLDED_CAST = "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)"
+PHASE = "an atan2 of a phase: correlation 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)"
 KAS = "cadamcat/llms-on-apple-neural-engine"
 HAZARDS: tuple[Hazard, ...] = (
     row(
@@ -765,7 +766,7 @@ HAZARDS: tuple[Hazard, ...] = (
         lambda x: mb.log(x=more(x), epsilon=NONE, name="y"),
         WIDE,
         "num-exp",
-        because="the exponential overflows above 11.09, though the result is small",
+        because="the exponential overflows above 11.09, although the result is small",
     ),
     row(
         "sigmoid",
@@ -779,7 +780,7 @@ HAZARDS: tuple[Hazard, ...] = (
         softmax_written,
         WIDE,
         "num-softmax",
-        measured="the op itself takes the largest score away: 1000 does no harm (M1: sbryngelson/ane-guide)",
+        measured="the op subtracts the maximum itself, so 1000 is harmless (M1: sbryngelson/ane-guide)",
     ),
     row("logsumexp", logsumexp_written, WIDE, "num-softmax"),
     row("logarithm of two exponentials", log_add_exp, random(2, 2, 64, scale=10), "num-exp"),
@@ -794,7 +795,7 @@ HAZARDS: tuple[Hazard, ...] = (
         measured="log(0) is -45440 (M1: sbryngelson/ane-guide)",
     ),
     row("root mean square norm", root_norm, LARGE, "num-square", repair="rms_norm", measured=FOLDED_CAST),
-    row("norm of rows by their length", l2_norm, LARGE, "num-root"),
+    row("L2 normalization of rows", l2_norm, LARGE, "num-root"),
     row("layer norm, written out", layer_norm, LARGE, "num-square", repair="group_norm"),
     row(
         "variance as a difference of means",
@@ -838,7 +839,7 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-root",
         measured=f"a log-mel front end: {COREMLIT}",
     ),
-    row("deviation of rows", deviation, LARGE, "num-root"),
+    row("standard deviation of rows", deviation, LARGE, "num-root"),
     row(
         "log-mel front end",
         log_mel,
@@ -848,21 +849,25 @@ HAZARDS: tuple[Hazard, ...] = (
         measured=COREMLIT,
     ),
     row(
-        "cosine of two rows", cosine_written, random(2, 2, 64, scale=500), "num-cosine", repair="scale_cosines"
+        "cosine similarity of two rows",
+        cosine_written,
+        random(2, 2, 64, scale=500),
+        "num-cosine",
+        repair="scale_cosines",
     ),
-    row("length of rows", length, LARGE, "num-root"),
+    row("L2 norm of rows", length, LARGE, "num-root"),
     row(
         "mean as a sum",
         mean_by_sum,
         random(1, 4, 128, 128, shift=10),
         "num-reduce",
         repair="sum_to_mean",
-        measured="a reduction has the range of fp16, and its running sum has few bits "
+        measured="reductions have the range of fp16, and their running sum has few bits "
         "(M1, M5: sbryngelson/ane-guide)",
     ),
-    row("mean by a mask", masked_mean, random(1, 512, 8, scale=300, shift=300), "num-quotient"),
+    row("masked mean", masked_mean, random(1, 512, 8, scale=300, shift=300), "num-quotient"),
     row(
-        "shares of a sum of magnitudes",
+        "L1 normalization",
         shares_of_magnitudes,
         random(2, 1024, scale=200),
         "num-quotient",
@@ -873,7 +878,7 @@ HAZARDS: tuple[Hazard, ...] = (
         late_scale,
         random(1, 8, 64, scale=30),
         "num-scale-after",
-        measured="query times key lost most to fp16 of all kinds of ops, 35 dB"
+        measured="in fp16, the product of queries and keys lost the most: 35 dB"
         " (M1 Max: smpanaro/more-ane-transformers)",
     ),
     row("covariance", covariance, random(1, 8, 512, scale=100), "num-scale-after"),
@@ -905,17 +910,17 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=attention(-1e4),
         repair="causal_mask_tensor",
         arithmetic="",
-        because="the softmax of the engine does not handle -inf (Apple's rules)",
+        because="the softmax of the engine does not handle -inf, according to Apple",
     ),
     row(
-        "causal mask of the lowest number",
+        "causal mask of finfo.min",
         attention(-65504),
         random(1, 8, 16),
         "num-mask-causal",
         twin=attention(-1e4),
         repair="causal_mask_tensor",
         arithmetic="",
-        because="below -32768, a mask value becomes -inf if the sum is fused with the matrix product",
+        because="below -32768, a mask value becomes -inf if its addition is fused into the matmul",
         measured="finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
     ),
     row(
@@ -936,7 +941,7 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-mask-rows",
         twin=wide_mask(1),
         repair="padding_mask_tensor",
-        because="a cast to fp16 makes -9e15 minus infinity, and the softmax of such a row is NaN",
+        because="a cast to fp16 turns -9e15 into -inf, and the softmax of such a row is NaN",
     ),
     row(
         "mask of fused attention times -inf",
@@ -956,18 +961,19 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=fused_under_table(False),
         repair="decompose_attention",
         arithmetic="",
-        because="the engine ignores a mask unless one of its own ops computes it",
+        because="the engine ignores a mask that no op on the engine computes",
         measured="a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
         target="M1/macOS 27",
     ),
     row(
-        "small shares of many keys",
+        "small attention weights over many keys",
         many_keys,
         random(1, 4096, 16, scale=0.1),
         "num-shares",
         repair="scale_shares",
         arithmetic="",
-        measured=f"5.2 to 5.4 % off over 4,096 keys; with 64 times the shares 0.06 % (M5 Pro, Core AI: {KAS})",
+        measured="5.2 to 5.4 % off over 4,096 keys; with the weights scaled up 64 times, 0.06 % "
+        f"(M5 Pro, Core AI: {KAS})",
         twin_shape=(1, 512, 16),
     ),
     row(
@@ -978,53 +984,53 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=quantized_product(True),
         repair="clip_product",
         arithmetic="ane:M5",
-        because="the engine dequantizes the factor by the scale of the output",
-        measured=f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
+        because="the engine dequantizes the factor with the scale of the output",
+        measured=f"1, 2, 4 or 8 instead of 1 (M5 Pro, macOS 27.0: {KAS})",
     ),
     row(
-        "guard that is subnormal",
+        "subnormal epsilon",
         log_guard(1e-6),
         np.zeros((2, 64), HALF),
         "num-eps-subnormal",
         twin=log_guard(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 takes subnormal numbers for 0",
-        measured="log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+        because="the multiplier of H13 flushes subnormal numbers to 0",
+        measured="log-mel with an epsilon of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
     ),
     row(
-        "least number of a logarithm, subnormal",
+        "logarithm with a subnormal lower bound",
         least_of_log(1e-5),
         np.zeros((2, 64), HALF),
         "num-eps-subnormal",
         twin=least_of_log(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 takes subnormal numbers for 0",
+        because="the multiplier of H13 flushes subnormal numbers to 0",
     ),
     row(
-        "least length of rows, subnormal",
+        "normalization of rows with a subnormal minimum",
         unit_rows(1e-6),
         np.zeros((2, 64), HALF),
         "num-eps-subnormal",
         twin=unit_rows(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 takes subnormal numbers for 0, and 0 / 0 is NaN",
+        because="the multiplier of H13 flushes subnormal numbers to 0, and 0 / 0 is NaN",
     ),
     row(
-        "least number of a logarithm, rounded by a converter",
+        "logarithm with a lower bound that a converter rounded",
         least_of_log(2.0**-24),
         np.zeros((2, 64), HALF),
         "num-eps",
         twin=least_of_log(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32; "
-        "`compute_fp16` keeps it then",
+        because="the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32, "
+        "and `compute_fp16` keeps it",
     ),
     row(
-        "guard that is 0",
+        "epsilon that is 0 in fp16",
         root_guard(1e-12),
         np.zeros((2, 64), HALF),
         "num-eps",
@@ -1051,7 +1057,7 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 4),
         "num-angle",
         twin=angles(32),
-        because="near 2048, fp16 has only every integer, or every second one; `rotary_tables` stores the "
+        because="near 2048, neighbouring fp16 numbers are 1 or 2 apart; `rotary_tables` stores the "
         "sines of positions in a table",
     ),
     row(
@@ -1063,14 +1069,14 @@ HAZARDS: tuple[Hazard, ...] = (
         twin_shape=(1, 60, 4),
     ),
     row(
-        "points of a large image",
+        "sampling points in a large image",
         warped,
         random(1, 1, 4, 1024),
         "num-points",
         twin=warped,
         repair="widen_to_fp32",
         because="near 1, fp16 has steps of 1/2048: in an image of 1024 pixels, points are up to 1/8 pixel off",
-        measured="grid_sample 131 times off in fp16, right in fp32 (an unnamed Mac: coremltools issue 2068)",
+        measured="grid_sample: 131 times the error of fp32 (an unnamed Mac: coremltools issue 2068)",
         twin_shape=(1, 1, 4, 64),
     ),
     row(
@@ -1081,7 +1087,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=guarded_angle,
         repair="stable_angle",
         arithmetic="",
-        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+        measured=PHASE,
     ),
     row(
         "angle in four quadrants",
@@ -1091,7 +1097,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=right_quadrants,
         repair="stable_angle",
         arithmetic="",
-        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+        measured=PHASE,
     ),
     row("exponential without a bound", exponential, random(2, 64, scale=4, shift=6), "num-exp-range"),
     row("exponential times a square", likelihood, random(2, 64, scale=0.05, shift=-13), "num-exp-range"),
@@ -1117,15 +1123,15 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-between",
         twin=divided_by_more,
     ),
-    row("logarithm of many times a number", log_of_many_times, np.abs(random(2, 64, scale=20)), "num-between"),
+    row("logarithm of a scaled-up number", log_of_many_times, np.abs(random(2, 64, scale=20)), "num-between"),
     row(
         "logarithm of a product in fp32",
         log_of_narrowed,
         np.abs(random(2, 64)),
         "num-between",
         twin=of_little(log_of_narrowed),
-        because="a product with 1e6 stays in fp32, and the cast of it to fp16 overflows,"
-        " though its logarithm is small",
+        because="a product with 1e6 stays in fp32, and its cast to fp16 overflows,"
+        " although its logarithm is small",
     ),
     row("generalized mean", generalized_mean, np.abs(random(2, 64, scale=50)), "num-between"),
     row("expanded distances", distances, random(16, 16, shift=30), "num-cancel"),
@@ -1141,10 +1147,10 @@ HAZARDS: tuple[Hazard, ...] = (
         random(2, 64, scale=1e-3),
         "num-cancel",
         twin=surely(lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y")),
-        because="the exponential is rounded to steps of 0.001 next to 1",
+        because="near 1, the exponential is rounded to steps of 0.001",
     ),
     row(
-        "difference of the roots of neighbours",
+        "sqrt(x + 1) - sqrt(x) for large x",
         difference_of_roots,
         random(2, 64, scale=20, shift=2000),
         "num-cancel",
@@ -1157,14 +1163,14 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=lambda x: log_of_more(mb.add(x=mb.abs(x=x), y=HALF(1))),
     ),
     row(
-        "logarithm of the rest of a share",
+        "log(1 - p) for p near 1",
         log_of_rest,
         np.abs(random(2, 64, scale=1e-3)) + HALF(1e-4),
         "num-cancel",
         twin=surely(log_of_rest),
     ),
     row(
-        "logarithm of a product of shares",
+        "logarithm of a product of probabilities",
         log_of_product,
         random(2, 32),
         "num-between",
@@ -1182,13 +1188,7 @@ HAZARDS: tuple[Hazard, ...] = (
     ),
     row("angle of nearly parallel rows", angle_between, near_rows(), "num-cancel", twin=angle_of_half),
     row("sum of levels", sum_of_levels, random(2, 64, scale=5, shift=60), "num-between"),
-    row(
-        "power of a number less 1",
-        companded,
-        random(2, 64, scale=0.003),
-        "num-cancel",
-        twin=from_a_half(companded),
-    ),
+    row("256^x - 1 near 0", companded, random(2, 64, scale=0.003), "num-cancel", twin=from_a_half(companded)),
     row(
         "harmonic mean",
         harmonic_mean,
@@ -1205,7 +1205,7 @@ HAZARDS: tuple[Hazard, ...] = (
         because="above 2048 fp16 skips integers before they are subtracted",
     ),
     row(
-        "row of an index in a large map",
+        "row of a flat index in a large map",
         map_row(6001),
         np.ones((1, 64), HALF),
         "num-cancel",
@@ -1213,11 +1213,7 @@ HAZARDS: tuple[Hazard, ...] = (
         because="above 2048 fp16 skips integers before they are divided",
     ),
     row(
-        "sums of windows by a running sum",
-        window_sum,
-        random(1, 4096, shift=2),
-        "num-cancel",
-        twin_shape=(1, 64),
+        "window sums from a running sum", window_sum, random(1, 4096, shift=2), "num-cancel", twin_shape=(1, 64)
     ),
     row(
         "points of a camera",
@@ -1227,7 +1223,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=of_bounded(camera(1)),
         because="a focal length in pixels times a coordinate overflows before it is divided by the depth",
     ),
-    row("product of two, made small", unprojection, random(2, 64, scale=100, shift=700), "num-between"),
+    row("product of two, scaled down", unprojection, random(2, 64, scale=100, shift=700), "num-between"),
     row(
         "areas of boxes",
         shared_area,
@@ -1236,12 +1232,12 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=surely(shared_area),
     ),
     row(
-        "a small power less 1",
+        "x^0.01 - 1",
         power_less_one(0.01),
         np.abs(random(2, 64, scale=20)) + HALF(0.5),
         "num-cancel",
         twin=surely(power_less_one(2)),
-        because="each number of fp16 to the power 0.01 is next to 1",
+        because="any fp16 number to the power 0.01 is near 1",
     ),
     row("1 - cos(x) near 0", versed_sine, random(2, 64, scale=0.02), "num-cancel", twin=surely(versed_sine)),
     row(
@@ -1252,31 +1248,31 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=of_bounded(lambda x: rows(mb.reduce_sum, mb.mul(x=x, y=np.full((64,), 0.01, HALF)))),
         twin_shape=(1, 64),
     ),
-    row("root of a product of shares", overlap, random(2, 128, scale=8), "num-cancel", twin_shape=(2, 8)),
     row(
-        "logarithm of 1 and an energy",
-        log_of_energy,
-        random(2, 64, scale=6000),
+        "square root of a product of probabilities",
+        overlap,
+        random(2, 128, scale=8),
         "num-cancel",
-        twin=surely(log_of_energy),
+        twin_shape=(2, 8),
     ),
+    row("log(1 + energy)", log_of_energy, random(2, 64, scale=6000), "num-cancel", twin=surely(log_of_energy)),
     row(
-        "rest of a share",
+        "1 - p for p near 1",
         rest_of_share(0.01),
         np.abs(random(2, 64, scale=50, shift=100)),
         "num-cancel",
         twin=surely(rest_of_share(0.5)),
-        because="a share next to 1 is rounded to 1",
+        because="p near 1 is rounded to 1",
     ),
     row(
-        "gather_nd at indices of the run",
+        "gather_nd with computed indices",
         rows_at_places(False),
         np.abs(random(4, 4)),
         "num-gather-nd",
         twin=rows_at_places(True),
         repair="flat_gather",
         arithmetic="",
-        because="all zeros; a gather along one axis runs where it is right",
+        because="the engine returns zeros; the repair gathers along one axis, which runs elsewhere",
         measured="iPhone 17 Pro (john-rocky/CoreML-LLM)",
     ),
     row(

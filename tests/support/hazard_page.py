@@ -25,18 +25,19 @@ _REPAIRED: dict[str, Program] = {}
 
 GOOD = 60.0
 """dB from which numbers are right."""
-HEAD = """# What goes wrong in numbers
+HEAD = """# Numerical problems and their repairs
 
-Each row is a small graph that gives wrong numbers in fp16 or on the engine. `inspect` names it, and the
-recipe `safe_numbers` repairs it. `auto` and the family recipes make only the repairs that your inputs need.
-[Numbers](numbers.md) shows how to use them.
+Each row is a small graph that gives wrong results in fp16 or on the engine. `inspect` reports it, and the
+recipe `safe_numbers` repairs it. `auto` and the recipes of model families make only the repairs that your
+inputs need. [Numbers](numbers.md) shows how.
 
 * **shown**: the PSNR against fp64, before and after the repair, in the arithmetic that shows the hazard.
-* **`flushed`**: fp16 in which subnormal numbers become 0. No chip is known to be that strict.
+* **`flushed`**: fp16 in which subnormal numbers become 0. No chip is known to flush them in every op.
 * **`one by one`**: fp16 in which a running sum is rounded at each step.
+* **ops**: their number, before and after the repair.
 
-`make hazards` writes this page. A test checks each row: `inspect` names the hazard but not a harmless twin,
-and the repair reaches 60 dB. We have not measured times on a Mac.
+`make hazards` writes this page. A test checks each row: `inspect` reports the hazard, not a harmless variant,
+and the repair reaches 60 dB. We have not timed the repairs on a Mac.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|
@@ -69,7 +70,7 @@ def repaired(hazard: Hazard) -> Program:
 def in_words(value: float) -> str:
     """Decibels for a table."""
     if math.isinf(value):
-        return "identical" if value > 0 else "not finite"
+        return "identical" if value > 0 else "inf or NaN"
     return f"{value:.0f} dB"
 
 
@@ -83,10 +84,17 @@ def row(hazard: Hazard) -> str:
     after = repaired(hazard) if hazard.repair else None
     if hazard.arithmetic:
         shown = f"`{hazard.arithmetic}`: {in_words(decibels(hazard.graph, hazard, hazard.arithmetic))}"
-        shown += f" to {in_words(decibels(after, hazard, hazard.arithmetic))}" if after is not None else ""
-    ops += f" to {_ops(after)}" if after is not None else ""
+        shown += f" → {in_words(decibels(after, hazard, hazard.arithmetic))}" if after is not None else ""
+    ops += f" → {_ops(after)}" if after is not None else ""
     repair = f"`{hazard.repair}`" if hazard.repair else "none"
-    cells = (hazard.name, hazard.because, shown or "by no arithmetic here", f"`{hazard.rule}`", repair, ops)
+    cells = (
+        hazard.name,
+        hazard.because,
+        shown or "none of our arithmetics shows it",
+        f"`{hazard.rule}`",
+        repair,
+        ops,
+    )
     return f"| {' | '.join(cells)} | {hazard.measured} |\n"
 
 

@@ -246,7 +246,7 @@ def _attention_with_mask() -> Array:
 
 
 def _mask_counts() -> str:
-    return "heeded" if np.abs(_attention_with_mask()).max() < 1e-2 else "ignored"
+    return "mask applied" if np.abs(_attention_with_mask()).max() < 1e-2 else "mask ignored"
 
 
 def _nothing() -> str:
@@ -254,21 +254,21 @@ def _nothing() -> str:
 
 
 WHOLE = "which op of the whole model it comes from"
-PRODUCTS = "how the engine adds products of activations; cut to multiples of 2^-16 each, they would give {}"
+PRODUCTS = "how the engine adds products of activations; cutting each to a multiple of 2^-16 would give {}"
 PUBLISHED: tuple[Published, ...] = (
     Published(
         "256 * 256",
-        "infinite",
+        "infinity",
         lambda: _number(lambda x: mb.mul(x=x, y=x, name="y"), 256, "ane"),
         f"M1 to M6: {STUDY}",
     ),
     Published("a sum of products that is 32752", "32752", lambda: _sum(32752), f"M1 to M6: {GUIDE}; {STUDY}"),
     Published(
-        "a sum of products that is 32768", "infinite", lambda: _sum(32768), f"M1 to M6: {GUIDE}; {STUDY}"
+        "a sum of products that is 32768", "infinity", lambda: _sum(32768), f"M1 to M6: {GUIDE}; {STUDY}"
     ),
     Published("a linear layer that gives 32000", "32000", lambda: _sum(32000, "ane:M1"), f"M1 Max: {SIDEKICK}"),
     Published(
-        "a linear layer that gives 33000", "infinite", lambda: _sum(33000, "ane:M1"), f"M1 Max: {SIDEKICK}"
+        "a linear layer that gives 33000", "infinity", lambda: _sum(33000, "ane:M1"), f"M1 Max: {SIDEKICK}"
     ),
     Published(
         "the logarithm of 0",
@@ -280,15 +280,15 @@ PUBLISHED: tuple[Published, ...] = (
     Published("2048 + 1", "2050", lambda: _tie("ane:M5"), f"M5: {GUIDE}"),
     Published("2048 + 1", "2050", lambda: _tie("ane:M2"), f"M2, Linux driver: {OMARCHY}/omarchy-ane"),
     Published("4094 cut from the end of a row", "4094", lambda: _cut(4094), f"M1: {GUIDE}"),
-    Published("4096 cut from the end of a row", "infinite", lambda: _cut(4096), f"M1: {GUIDE}"),
+    Published("4096 cut from the end of a row", "infinity", lambda: _cut(4096), f"M1: {GUIDE}"),
     Published(
-        "the product of two activations of 0.0026, 6.8e-06",
+        "0.0026 * 0.0026 (6.8e-06), both activations",
         "0",
         lambda: _product(0.0026, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
     ),
     Published(
-        "the product of two activations of 0.0045, 2e-05, on a grid of 2^-16",
+        "0.0045 * 0.0045 (2e-05), both activations, on a grid of 2^-16",
         "1.52588e-05",
         lambda: _product(0.0045, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
@@ -304,7 +304,7 @@ PUBLISHED: tuple[Published, ...] = (
         )
     ),
     Published(
-        "tanh off correct rounding, in units of the last place",
+        "the largest error of tanh, in ulp",
         "up to 11",
         lambda: f"up to {_places('tanh', 'ane:M1'):.0f}",
         f"M1, Linux driver: {OMARCHY}/mlx-omarchy",
@@ -320,37 +320,37 @@ PUBLISHED: tuple[Published, ...] = (
             ("silu", "0.015"),
         )
     ),
-    Published("codes at scale 1, of all fp16 values", "ties away from zero", _ties_of_codes, M5),
+    Published("quantization at scale 1, of all fp16 values", "ties away from zero", _ties_of_codes, M5),
     Published("fp32 to fp16", "ties to even", _ties_of_casts, M5),
     *(
         Published(
-            f"a product quantized by 1/{16 // wrong}, of a factor quantized by 1/16, where 1 is right",
+            f"a product at scale 1/{16 // wrong}, its factor at scale 1/16 (correct: 1)",
             str(wrong),
             partial(_product_of_codes, wrong / 16),
             M5,
         )
         for wrong in (1, 2, 4, 8)
     ),
-    Published("the same, of 1/2, with a clip of the product", "1", lambda: _product_of_codes(1 / 2, True), M5),
+    Published("the same at 1/2, with the product clipped", "1", lambda: _product_of_codes(1 / 2, True), M5),
     Published(
-        "the same, of 1/2, with quantization written as division, rounding and clip", "1", _written_product, M5
+        "the same at 1/2, with quantization written as division, rounding and clip", "1", _written_product, M5
     ),
     Published(
-        "a reciprocal root of the mean of squares of 0.0001, its fp32 cast folded away",
-        "infinite",
+        "rsqrt of the mean square of values of 0.0001, its fp32 cast folded away",
+        "infinity",
         _norm_of_small,
         f"iPhone 17 Pro: {LLM}",
     ),
-    Published("the lowest number of fp32 as a fill", "-infinite", _fill, f"M1 Max, CPU: {COREMLIT}"),
+    Published("the lowest fp32 number as a fill value", "-infinity", _fill, f"M1 Max, CPU: {COREMLIT}"),
     Published(
         "a log-mel front end whose powers are above 65504",
         "cosine 0.046",
         _front_end,
         f"M1 Max: {COREMLIT}",
-        "its numbers, and what an infinity counts as: ours takes 65536",
+        "its input, and what an infinity counts as: we take 65536",
     ),
     Published(
-        "a product of two quantized factors, by 1/16 and 1/8",
+        "a product of two factors, at scales 1/16 and 1/8",
         "the scale of the branch built first counts for both",
         _two_codes,
         M5,
@@ -361,27 +361,31 @@ PUBLISHED: tuple[Published, ...] = (
         "5.2 to 5.4 % off",
         lambda: _attention_off("ane:M5"),
         CORE_AI,
-        PRODUCTS.format("an error of this size, that falls as the shares grow"),
+        PRODUCTS.format("an error of this size, which shrinks as the weights grow"),
     ),
     Published(
         "attention over 4,096 keys, in fp16 on the CPU",
         "0.03 % off",
         lambda: _attention_off("fp16"),
         CORE_AI,
-        "the order of its sums, and the numbers; ours adds in fp32",
+        "the order of its additions, and its input; we add in fp32",
     ),
     *(
         Published(
-            f"{'' if times == 1 else f'{times} times '}uniform shares of 4,096 keys, times values",
+            f"{'' if times == 1 else f'{times} times '}uniform attention weights over 4,096 keys, times values",
             measured,
             partial(_uniform, times),
             CORE_AI,
-            PRODUCTS.format(f"{_on_a_grid(times)} of standard normal values"),
+            PRODUCTS.format(f"{_on_a_grid(times)} for standard normal values"),
         )
         for times, measured in ((1, "3.95 % off"), (16, "0.22 % off"), (64, "0.060 % off"))
     ),
     Published(
-        "values of 0.0005 under uniform shares of 4,096 keys", "0", _tiny_values, CORE_AI, PRODUCTS.format("0")
+        "values of 0.0005 under uniform attention weights over 4,096 keys",
+        "0",
+        _tiny_values,
+        CORE_AI,
+        PRODUCTS.format("0"),
     ),
     Published(
         "exp(s - max) @ V before the division",
@@ -395,24 +399,24 @@ PUBLISHED: tuple[Published, ...] = (
         "fails; 4 and 8 run",
         lambda: "runs",
         CORE_AI,
-        "why; the interpreter computes every width",
+        "why; our interpreter has no such limit",
     ),
     *(
         Published(
-            f"{op_type} in units of the last place",
+            f"the largest error of {op_type}, in ulp",
             measured,
             partial(_in_places, op_type, "ane:M4"),
             f"M4, M6: {STUDY}",
-            "where its errors lie; ours rounds correctly",
+            "where its errors lie; we round correctly",
         )
         for op_type, measured in (("exp", "9"), ("log", "91"), ("sqrt", "1.2"), ("rsqrt", "2.1"))
     ),
     Published(
-        "sigmoid off correct rounding, in units of the last place",
+        "the largest error of sigmoid, in ulp",
         "up to 25",
         lambda: f"up to {_places('sigmoid', 'ane:M1'):.0f}",
         f"M1, Linux driver: {OMARCHY}/mlx-omarchy",
-        "over which 1,536 values; ours is over all of them from -8 to 8, and uses the published table",
+        "which 1,536 values it tried; we try all magnitudes from 2^-10 to 8, with the published table",
     ),
     Published(
         "the largest error of erf",
@@ -426,44 +430,44 @@ PUBLISHED: tuple[Published, ...] = (
         "0.00063",
         lambda: _largest_error("sin"),
         f"M4, M6: {STUDY}",
-        "where its errors lie; ours rounds correctly",
+        "where its errors lie; we round correctly",
     ),
     Published(
-        "fused attention under a mask that no op of the procedure makes",
-        "ignored",
+        "fused attention under a mask that no op of the same engine program computes",
+        "mask ignored",
         _mask_counts,
         f"M1 Max, macOS 27.0: {SIDEKICK}",
         "when the engine takes the fused op; a rule names it",
     ),
     Published(
-        "gather_nd of ones at indices of the run",
+        "gather_nd of ones with computed indices",
         "0",
         _run_time_rows,
         f"iPhone 17 Pro: {LLM}",
         "why; a rule names it",
     ),
-    Published("an angle by atan2", "correlates 0.82", _nothing, f"M1, M2, M2 Ultra, CPU: {KOKORO}", WHOLE),
+    Published("an angle by atan2", "correlation 0.82", _nothing, f"M1, M2, M2 Ultra, CPU: {KOKORO}", WHOLE),
     Published(
-        "two stages of a vocoder", "correlate 0.40 and 0.12", _nothing, f"M1, M2, M2 Ultra: {KOKORO}", WHOLE
+        "two stages of a vocoder", "correlations 0.40 and 0.12", _nothing, f"M1, M2, M2 Ultra: {KOKORO}", WHOLE
     ),
     Published("SigLIP2's vision tower", "cosine 0.31", _nothing, f"M1 Max: {COREMLIT}", WHOLE),
     Published(
         "58 of 58 ops on the engine",
-        "token 509 for 941",
+        "token 509 instead of 941",
         _nothing,
         f"M1 Max, or M2 Ultra and A17 Pro: {COREMLIT}; {KOKORO}",
         WHOLE,
     ),
     Published("a language model in W8A8", "cosine 0.108", _nothing, f"M-series: {LLM}", WHOLE),
     Published(
-        "outputs under fills of the lowest number of fp32",
+        "outputs with the lowest fp32 number as a fill value",
         "15 of 16 not finite",
         _nothing,
         f"M1 Max, CPU: {COREMLIT}",
         WHOLE,
     ),
     Published(
-        "a classifier (MiniLM) whose attention exceeds fp16",
+        "a classifier (MiniLM) whose attention exceeds the range of fp16",
         "right on the engine, NaN with CPU_ONLY, one constant with CPU_AND_GPU",
         _nothing,
         "M4: saurabhav88/EnviousWispr pull request 1830",
@@ -484,7 +488,11 @@ PUBLISHED: tuple[Published, ...] = (
         WHOLE,
     ),
     Published(
-        "native SiLU in an embedder", "the main loss", _nothing, f"M1 Max, macOS 27.0: {SIDEKICK}", WHOLE
+        "native SiLU in an embedder",
+        "the largest loss of accuracy",
+        _nothing,
+        f"M1 Max, macOS 27.0: {SIDEKICK}",
+        WHOLE,
     ),
 )
 
@@ -492,7 +500,7 @@ PUBLISHED: tuple[Published, ...] = (
 @cache
 def ours(value: Published) -> str:
     """What ours gives, in the words of the page."""
-    return value.ours().replace("inf", "infinite")
+    return value.ours().replace("inf", "infinity")
 
 
 HEAD = """

@@ -242,7 +242,9 @@ def tried(name: str, folder: Path) -> Text:
     try:
         made = built(checkpoint, out)
     except SurgeryError as error:
-        return Text(0, 0.0, 0, refused=str(error).splitlines()[0].split(" (ran before it")[0].removesuffix(")"))
+        return Text(
+            0, 0.0, 0, refused=str(error).splitlines()[0].split(" (passes before it")[0].removesuffix(")")
+        )
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = np.random.default_rng(1).integers(3, module.config.vocab_size, PROMPT).tolist()
     ids, forward = greedy(module, torch.tensor([prompt]))

@@ -667,7 +667,7 @@ FAULTS: tuple[Fault, ...] = (
         systems=(("macOS", 26),),
         form=_negative_places,
         remedy="replace_faulty_ops",
-        advice="count the index from the front",
+        advice="use the equivalent index from the front",
     ),
     Fault(
         "attention-scores",
@@ -689,7 +689,7 @@ FAULTS: tuple[Fault, ...] = (
         what="attention with an additive bias was wrong on the GPU for batches of 10 or more; on the CPU and "
         "the engine it was correct",
         source=_coremltools("issue 2650"),
-        seen="a Mac, macOS 26.2, units with the GPU; chip not given",
+        seen="a Mac, macOS 26.2, any setting with the GPU; chip not given",
         systems=(("macOS", 26),),
         form=_biased_attention,
         units="gpu",

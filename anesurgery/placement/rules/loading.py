@@ -508,8 +508,8 @@ REPORTS = (
     LoadReport(
         "refused-passed-input",
         'a model that returned one of its inputs unchanged did not compile for the CPU (BNNS: "as both an '
-        'input and output", "Couldn\'t find tensor output with name"), or detected nothing; with an op in '
-        "between, it ran. One such model loaded in spite of this error",
+        'input and output", "Couldn\'t find tensor output with name"), or ran and detected nothing; with an op '
+        "in between, it worked. One such model loaded in spite of this error",
         source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
         seen="M2 Pro, macOS 26.2, and unnamed iPhones with iOS 18 and 26",
         units=ALL,
@@ -533,8 +533,8 @@ REPORTS = (
         "abort-int8-gpu",
         "a model with 8-bit weights crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU, OS not given; a decoder with 8-bit weights gave correct results with ALL "
-        "and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
+        seen="M4, any setting with the GPU, OS not given; a decoder with 8-bit weights gave correct results "
+        "with ALL and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
         advice="use CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
@@ -609,7 +609,7 @@ REPORTS = (
         "fell back to the CPU, which was 12 times slower than asking for CPU_ONLY. On another Mac, the "
         "compiler took many minutes and 1 GB of memory",
         source="soniqo/speech-swift: issue 464, pull request 466",
-        seen="M5 Pro, macOS 26.5, units with the engine; many minutes on an unnamed Mac",
+        seen="M5 Pro, macOS 26.5, any setting with the engine; many minutes on an unnamed Mac",
         units=ENGINE,
         form=_long_sounds,
         advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the audio in shorter chunks",
@@ -674,7 +674,7 @@ REPORTS = (
         seen="macOS 26.5 and 26.6; Mac model not given",
         units=ENGINE,
         form=_wide_attentions,
-        advice="write these attentions as matmul, softmax and matmul",
+        advice="write these attention ops as matmul, softmax and matmul",
         systems=(("macOS", 26),),
         remedy="decompose_attention",
     ),
@@ -694,7 +694,7 @@ REPORTS = (
         "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) crashed in the "
         'GPU back end: "MLIR pass manager failed"',
         source="ultralytics/ultralytics: pull requests 24885, 25860",
-        seen="M5 Pro, units with the GPU; macOS 26.6.1",
+        seen="M5 Pro, any setting with the GPU; macOS 26.6.1",
         units=GPU,
         form=_transposed_weights,
         advice="use CPU_AND_NE, or write it with scaled_dot_product_attention",
@@ -707,7 +707,7 @@ REPORTS = (
         "a recurrent network (the prosody of Kokoro) crashed in the GPU back end at the second "
         'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
         source="FluidInference/FluidAudio: issue 667, pull requests 671, 818",
-        seen="M5 Pro, macOS 26.5 and 26.6, units with the GPU",
+        seen="M5 Pro, macOS 26.5 and 26.6, any setting with the GPU",
         units=GPU,
         form=_recurrent,
         advice="write the steps out, or use CPU_AND_NE",
@@ -733,7 +733,7 @@ REPORTS = (
         'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", if '
         "the sequence length was flexible; with a fixed length, or on the CPU, it ran",
         source="apple/coremltools: issue 2825",
-        seen="coremltools 9, units with the GPU or the engine; device not given",
+        seen="coremltools 9, any setting with the GPU or the engine; device not given",
         units=BOTH,
         form=_masked_means,
         advice="fix the length, or take the mean in the app",
@@ -768,8 +768,8 @@ REPORTS = (
     ),
     LoadReport(
         "crash-places",
-        "torch.where with one argument crashed: it returns one rank-1 tensor of indices for each axis, and a "
-        "rank-1 integer tensor crashed. nonzero, which returns one rank-2 tensor, ran",
+        "torch.where with one argument crashed: it returns one rank-1 tensor of indices for each axis, and "
+        "models with a rank-1 integer tensor crashed. nonzero, which returns one rank-2 tensor, ran",
         source="pytorch/executorch: issue 17537; 0xShug0/opdiff: reprod/executorch_crash_op_where_coreml.py",
         seen="Core ML through ExecuTorch; device not given",
         units=ALL,

@@ -785,7 +785,7 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-eps-subnormal",
         frozenset({"add", "log", "maximum", "clip"}),
-        "the multiplier of H13 takes subnormal numbers for 0; the elementwise unit was seen to keep them, and "
+        "the multiplier of H13 flushes subnormal numbers to 0; the elementwise unit was seen to keep them, and "
         "which of the two an op uses is not known",
         "sbryngelson/ANEForge: numeric-cliffs",
         test=subnormal_epsilon,
@@ -821,7 +821,7 @@ RULES: tuple[Rule, ...] = (
         test=long_sum,
         scope=Scope(os="seen on M1, M5", via="compiler"),
         advice=(
-            "take the mean, or divide by the count first; sum_to_mean does it if the result is made small later"
+            "take the mean, or divide by the count first; sum_to_mean does it if the sum is scaled down later"
         ),
     ),
     _numeric(
@@ -975,7 +975,7 @@ RULES: tuple[Rule, ...] = (
         test=unbounded_exponential,
         advice=(
             "clip its operand, or keep it negative; `inputs=` shows the values that samples reach; "
-            "halve_exponent helps if the result is made small later"
+            "halve_exponent helps if the result is scaled down later"
         ),
     ),
     _numeric(

@@ -139,8 +139,9 @@ _WAVEFORM = _large(
 )
 _PHONE = _large(
     "size-phone",
-    "weights are expanded to fp16 when they are loaded: 0.8 billion weights take 1.6 GB of memory, stored as "
-    "fp16 or as int8. An int8 package of 1.88 GB was killed at about 5 GB; an fp16 package of 1.4 GB ran",
+    "weights are expanded to fp16 when they are loaded: 0.8 billion weights take 1.6 GB of memory, "
+    "whether they are stored as fp16 or as int8. An int8 package of 1.88 GB was killed at about 5 GB; an fp16 "
+    "package of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the size limit for one program (`anesurgery chips`), and measure "

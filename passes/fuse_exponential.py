@@ -78,7 +78,7 @@ from anesurgery.regions import formulas
 NEAR_ZERO = 30.0
 """With exponents up to here, softmax outputs are far above 1e-37, even over millions of elements."""
 MOST_EXPONENT = 11.0
-"""The largest exponent of the digits form: exp(11) is a number of fp16, and so is 1.7e-5, one over it."""
+"""The largest exponent of which fp16 holds the exponential."""
 LEAST_SHARE = 2.0**-9
 """Softmax outputs from here on have as many digits in fp16 as their logarithms."""
 NEAR_ONE = 8.0
@@ -195,9 +195,9 @@ def _is_held(form: WrittenExponential) -> bool:
 
 
 def _sigmoid(mb: Builder, x: Var) -> Var:
-    """Build the sigmoid from exponents that do not overflow."""
-    exponent = mb.minimum(x=_negative(mb, x), y=MOST_EXPONENT)
-    return mb.real_div(x=1.0, y=mb.add(x=mb.exp(x=exponent), y=1.0))
+    """Build exp(min(x, 0)) / (1 + exp(-|x|)), which is the sigmoid of x; no exponential is above 1."""
+    share = mb.exp(x=mb.minimum(x=x, y=0.0))
+    return mb.real_div(x=share, y=mb.add(x=mb.exp(x=_negative(mb, mb.abs(x=x))), y=1.0))
 
 
 def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:

@@ -162,7 +162,7 @@ def smaller(bits: int, device: str) -> str:
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
     kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB ([PSNR](numbers.md))."
     random = "Weights and inputs were random, so expect different results with a trained model."
-    what = f"With {bits}-bit weights for an {device}, a small GPT-2 shrinks from {sizes}"
+    what = f"Compressed to {bits} bits for an {device}, a small GPT-2 shrinks from {sizes}"
     return f"{what}. {kept} {random}"
 
 

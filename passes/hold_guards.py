@@ -13,8 +13,8 @@ Refuses when the protected value is never subnormal, when a divisor may be negat
 6e-8, as converters write every smaller one: elementwise ops were seen to hold it. Limits of logarithms are
 rescaled all the same.
 
-Why it helps: the multiplier of H13 flushes subnormal numbers to 0 (measured through the private compiler:
-sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
+Why it helps: the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0 (measured through the
+private compiler: sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
 findit-studio/coremlit); which other ops it affects is not known. What the extra ops cost in time was not
 measured.
 

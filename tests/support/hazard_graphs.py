@@ -165,7 +165,7 @@ def log_softmax(x: Var) -> Var:
 
 
 def root_norm(x: Var) -> Var:
-    """Values of 256 or more overflow when squared; a cast to fp32 around them may be folded away."""
+    """Values of 256 or more overflow when squared; the compiler may remove casts to fp32 around the norm."""
     mean = rows(mb.reduce_mean, mb.square(x=x))
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-4)), epsilon=NONE), name="y")
 
@@ -327,7 +327,7 @@ def angles(length: int) -> Build:
 
 
 def counted_angle(x: Var) -> Var:
-    """Above 2048, a count in fp16 skips integers, so the angles belong to other positions."""
+    """Above 2048, a count in fp16 skips integers, so the angles are those of the wrong positions."""
     ones = mb.fill_like(ref_tensor=x, value=HALF(1))
     return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
 
@@ -371,7 +371,7 @@ def in_quadrants(a: Var, b: Var) -> Var:
 
 
 def quadrants(x: Var) -> Var:
-    """0 / 0 is NaN; if y is 0 and x negative, the converted atan2 of torch gives 0 instead of pi."""
+    """0 / 0 is NaN; if y is 0 and x negative, torch.atan2, once converted, gives 0 instead of pi."""
     return in_quadrants(*mb.split(x=x, num_splits=2, axis=1))
 
 
@@ -410,7 +410,7 @@ def divided_by_more(x: Var) -> Var:
 
 
 def norm_between_casts(x: Var) -> Var:
-    """The casts may be folded away; convert it to fp16 (`compute_fp16`), and `safe_numbers` repairs it."""
+    """The compiler may remove the casts; run `compute_fp16`, then `safe_numbers`."""
     wide = mb.cast(x=x, dtype="fp32")
     mean = mb.add(x=rows(mb.reduce_mean, mb.square(x=wide)), y=np.float32(1e-4))
     return mb.cast(x=mb.mul(x=wide, y=mb.rsqrt(x=mean, epsilon=np.float32(0))), dtype="fp16", name="y")
@@ -440,7 +440,7 @@ def exponential(x: Var) -> Var:
 
 
 def likelihood(x: Var) -> Var:
-    """The exponential overflows above 11.09, although the squared distances there are small."""
+    """The exponential overflows above 11.09, although a small square then scales it down."""
     return mb.mul(x=mb.exp(x=mb.mul(x=x, y=HALF(-1))), y=mb.square(x=mb.add(x=x, y=HALF(13))), name="y")
 
 
@@ -478,7 +478,7 @@ def wide_mask(kept: int) -> Build:
 
 
 def many_keys(x: Var) -> Var:
-    """The product with values is wrong; the mechanism is not known."""
+    """The product of weights and values is wrong; we do not know why."""
     return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x, name="y")
 
 
@@ -513,13 +513,13 @@ def rows_at_places(constant: bool) -> Build:
 
 
 def product_of_three(x: Var) -> Var:
-    """A product above 65504 is scaled down by the third factor."""
+    """The product of two factors overflows before the third scales it down."""
     a, b, c = mb.split(x=x, num_splits=3, axis=1)
     return mb.mul(x=mb.mul(x=a, y=b), y=c, name="y")
 
 
 def linear_attention(x: Var) -> Var:
-    """Sums over all keys are divided by sums over all keys."""
+    """Two sums over all keys overflow before one is divided by the other."""
     a, b, v = mb.split(x=x, num_splits=3, axis=0)
     q, k = (mb.add(x=mb.elu(x=w, alpha=HALF(1)), y=HALF(1)) for w in (a, b))
     total = mb.reduce_sum(x=k, axes=[-2], keep_dims=True)
@@ -528,7 +528,7 @@ def linear_attention(x: Var) -> Var:
 
 
 def square_over_more(x: Var) -> Var:
-    """One power above 65504 is divided by another."""
+    """Two powers overflow before one is divided by the other."""
     power = mb.mul(x=mb.square(x=x), y=x)
     return mb.real_div(x=power, y=mb.add(x=mb.abs(x=power), y=HALF(1e4)), name="y")
 
@@ -757,7 +757,7 @@ def surely(build: Build) -> Build:
 WIDE = random(2, 64, scale=10)
 LARGE = random(2, 64, scale=500)
 COREMLIT = "cosine 0.046 (M1 Max: findit-studio/coremlit)"
-FOLDED_CAST = "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)"
+FOLDED_CAST = "a norm whose fp32 cast was removed: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)"
 PHASE = "an atan2 of a phase: correlation 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)"
 KAS = "cadamcat/llms-on-apple-neural-engine"
 HAZARDS: tuple[Hazard, ...] = (
@@ -780,7 +780,8 @@ HAZARDS: tuple[Hazard, ...] = (
         softmax_written,
         WIDE,
         "num-softmax",
-        measured="the op subtracts the maximum itself, so 1000 is harmless (M1: sbryngelson/ane-guide)",
+        measured="the op subtracts the maximum itself, so an input of 1000 is harmless "
+        "(M1: sbryngelson/ane-guide)",
     ),
     row("logsumexp", logsumexp_written, WIDE, "num-softmax"),
     row("logarithm of two exponentials", log_add_exp, random(2, 2, 64, scale=10), "num-exp"),
@@ -862,7 +863,7 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 4, 128, 128, shift=10),
         "num-reduce",
         repair="sum_to_mean",
-        measured="reductions have the range of fp16, and their running sum has few bits "
+        measured="reductions overflow above 65504, and their running sum has few bits "
         "(M1, M5: sbryngelson/ane-guide)",
     ),
     row("masked mean", masked_mean, random(1, 512, 8, scale=300, shift=300), "num-quotient"),
@@ -878,7 +879,7 @@ HAZARDS: tuple[Hazard, ...] = (
         late_scale,
         random(1, 8, 64, scale=30),
         "num-scale-after",
-        measured="in fp16, the product of queries and keys lost the most: 35 dB"
+        measured="with one op type at a time in fp16, queries times keys lost the most accuracy (PSNR 35 dB)"
         " (M1 Max: smpanaro/more-ane-transformers)",
     ),
     row("covariance", covariance, random(1, 8, 512, scale=100), "num-scale-after"),
@@ -910,7 +911,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=attention(-1e4),
         repair="causal_mask_tensor",
         arithmetic="",
-        because="the softmax of the engine does not handle -inf, according to Apple",
+        because="according to Apple, the engine's softmax does not handle -inf",
     ),
     row(
         "causal mask of finfo.min",
@@ -920,7 +921,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=attention(-1e4),
         repair="causal_mask_tensor",
         arithmetic="",
-        because="below -32768, a mask value becomes -inf if its addition is fused into the matmul",
+        because="a mask value below -32768 becomes -inf if adding the mask is fused into the matmul",
         measured="finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
     ),
     row(
@@ -961,7 +962,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=fused_under_table(False),
         repair="decompose_attention",
         arithmetic="",
-        because="the engine ignores a mask that no op on the engine computes",
+        because="the engine ignores a mask unless an op on the engine computes it",
         measured="a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
         target="M1/macOS 27",
     ),
@@ -985,7 +986,7 @@ HAZARDS: tuple[Hazard, ...] = (
         repair="clip_product",
         arithmetic="ane:M5",
         because="the engine dequantizes the factor with the scale of the output",
-        measured=f"1, 2, 4 or 8 instead of 1 (M5 Pro, macOS 27.0: {KAS})",
+        measured=f"1, 2, 4 or 8, depending on the output's scale; 1 is right (M5 Pro, macOS 27.0: {KAS})",
     ),
     row(
         "subnormal epsilon",
@@ -995,7 +996,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=log_guard(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 flushes subnormal numbers to 0",
+        because="the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0",
         measured="log-mel with an epsilon of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
     ),
     row(
@@ -1006,7 +1007,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=least_of_log(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 flushes subnormal numbers to 0",
+        because="the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0",
     ),
     row(
         "normalization of rows with a subnormal minimum",
@@ -1016,7 +1017,8 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=unit_rows(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the multiplier of H13 flushes subnormal numbers to 0, and 0 / 0 is NaN",
+        because="the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0, and 0 / 0 "
+        "is NaN",
     ),
     row(
         "logarithm with a lower bound that a converter rounded",
@@ -1026,7 +1028,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=least_of_log(1e-4),
         repair="hold_guards",
         arithmetic="flushed",
-        because="the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32, "
+        because="the conversion rounded 1e-10 up to 6e-8, so the original value is lost: convert in fp32, "
         "and `compute_fp16` keeps it",
     ),
     row(
@@ -1202,7 +1204,7 @@ HAZARDS: tuple[Hazard, ...] = (
         np.ones((1, 64), HALF),
         "num-cancel",
         twin=gap(1),
-        because="above 2048 fp16 skips integers before they are subtracted",
+        because="above 2048, integers are rounded before they are subtracted",
     ),
     row(
         "row of a flat index in a large map",
@@ -1210,7 +1212,7 @@ HAZARDS: tuple[Hazard, ...] = (
         np.ones((1, 64), HALF),
         "num-cancel",
         twin=map_row(1),
-        because="above 2048 fp16 skips integers before they are divided",
+        because="above 2048, integers are rounded before they are divided",
     ),
     row(
         "window sums from a running sum", window_sum, random(1, 4096, shift=2), "num-cancel", twin_shape=(1, 64)
@@ -1272,7 +1274,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=rows_at_places(True),
         repair="flat_gather",
         arithmetic="",
-        because="the engine returns zeros; the repair gathers along one axis, which runs elsewhere",
+        because="the engine returns zeros; the repair is a gather along one axis, which runs on the CPU or GPU",
         measured="iPhone 17 Pro (john-rocky/CoreML-LLM)",
     ),
     row(

@@ -27,17 +27,18 @@ GOOD = 60.0
 """dB from which numbers are right."""
 HEAD = """# Numerical problems and their repairs
 
-Each row is a small graph that gives wrong results in fp16 or on the engine. `inspect` reports it, and the
-recipe `safe_numbers` repairs it. `auto` and the recipes of model families make only the repairs that your
-inputs need. [Numbers](numbers.md) shows how.
+Each row is a small graph that gives wrong results in fp16 or on the Neural Engine. `inspect` reports it, and
+the recipe `safe_numbers` repairs it. `auto` and the recipes of model families repair only what fails on your
+inputs. [Numbers](numbers.md) shows how.
 
-* **shown**: the PSNR against fp64, before and after the repair, in the arithmetic that shows the hazard.
+* **shown**: the PSNR against fp64, before and after the repair, in the arithmetic that shows it (`ane`: the
+  engine).
 * **`flushed`**: fp16 in which subnormal numbers become 0. No chip is known to flush them in every op.
 * **`one by one`**: fp16 in which a running sum is rounded at each step.
-* **ops**: their number, before and after the repair.
+* **ops**: the number of ops, before and after.
 
-`make hazards` writes this page. A test checks each row: `inspect` reports the hazard, not a harmless variant,
-and the repair reaches 60 dB. We have not timed the repairs on a Mac.
+`make hazards` writes this page. A test checks that `inspect` reports each hazard but no harmless
+variant, and that the repair reaches 60 dB. We have not timed the repairs on a Mac.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|
@@ -86,7 +87,7 @@ def row(hazard: Hazard) -> str:
         shown = f"`{hazard.arithmetic}`: {in_words(decibels(hazard.graph, hazard, hazard.arithmetic))}"
         shown += f" → {in_words(decibels(after, hazard, hazard.arithmetic))}" if after is not None else ""
     ops += f" → {_ops(after)}" if after is not None else ""
-    repair = f"`{hazard.repair}`" if hazard.repair else "none"
+    repair = f"`{hazard.repair}`" if hazard.repair else "no single pass"
     cells = (
         hazard.name,
         hazard.because,

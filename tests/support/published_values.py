@@ -253,8 +253,8 @@ def _nothing() -> str:
     return "the model is not public"
 
 
-WHOLE = "which op of the whole model it comes from"
-PRODUCTS = "how the engine adds products of activations; cutting each to a multiple of 2^-16 would give {}"
+WHOLE = "which op causes it"
+PRODUCTS = "how the engine adds products of activations; truncating each to a multiple of 2^-16 would give {}"
 PUBLISHED: tuple[Published, ...] = (
     Published(
         "256 * 256",
@@ -279,16 +279,16 @@ PUBLISHED: tuple[Published, ...] = (
     Published("2048 + 1", "2048", lambda: _tie("ane:M1"), f"M1: {GUIDE}"),
     Published("2048 + 1", "2050", lambda: _tie("ane:M5"), f"M5: {GUIDE}"),
     Published("2048 + 1", "2050", lambda: _tie("ane:M2"), f"M2, Linux driver: {OMARCHY}/omarchy-ane"),
-    Published("4094 cut from the end of a row", "4094", lambda: _cut(4094), f"M1: {GUIDE}"),
-    Published("4096 cut from the end of a row", "infinity", lambda: _cut(4096), f"M1: {GUIDE}"),
+    Published("the value 4094, sliced from the end of a row", "4094", lambda: _cut(4094), f"M1: {GUIDE}"),
+    Published("the value 4096, sliced from the end of a row", "infinity", lambda: _cut(4096), f"M1: {GUIDE}"),
     Published(
-        "0.0026 * 0.0026 (6.8e-06), both activations",
+        "0.0026 * 0.0026 (6.8e-06), two activations",
         "0",
         lambda: _product(0.0026, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
     ),
     Published(
-        "0.0045 * 0.0045 (2e-05), both activations, on a grid of 2^-16",
+        "0.0045 * 0.0045 (2e-05), two activations; results are multiples of 2^-16",
         "1.52588e-05",
         lambda: _product(0.0045, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
@@ -324,7 +324,7 @@ PUBLISHED: tuple[Published, ...] = (
     Published("fp32 to fp16", "ties to even", _ties_of_casts, M5),
     *(
         Published(
-            f"a product at scale 1/{16 // wrong}, its factor at scale 1/16 (correct: 1)",
+            f"a product quantized at scale 1/{16 // wrong}, its factor at scale 1/16 (correct result: 1)",
             str(wrong),
             partial(_product_of_codes, wrong / 16),
             M5,
@@ -336,7 +336,7 @@ PUBLISHED: tuple[Published, ...] = (
         "the same at 1/2, with quantization written as division, rounding and clip", "1", _written_product, M5
     ),
     Published(
-        "rsqrt of the mean square of values of 0.0001, its fp32 cast folded away",
+        "rsqrt of the mean square of values of 0.0001, its fp32 cast removed",
         "infinity",
         _norm_of_small,
         f"iPhone 17 Pro: {LLM}",
@@ -347,21 +347,21 @@ PUBLISHED: tuple[Published, ...] = (
         "cosine 0.046",
         _front_end,
         f"M1 Max: {COREMLIT}",
-        "its input, and what an infinity counts as: we take 65536",
+        "the input, and the number that the engine uses for an infinity: we take 65536",
     ),
     Published(
         "a product of two factors, at scales 1/16 and 1/8",
-        "the scale of the branch built first counts for both",
+        "both factors get the scale of the branch that is built first",
         _two_codes,
         M5,
-        "which branch the compiler builds first; ours is right",
+        "which branch the compiler builds first; our value is the correct one",
     ),
     Published(
         "attention over 4,096 keys",
         "5.2 to 5.4 % off",
         lambda: _attention_off("ane:M5"),
         CORE_AI,
-        PRODUCTS.format("an error of this size, which shrinks as the weights grow"),
+        PRODUCTS.format("an error of this size, and a smaller one with larger weights"),
     ),
     Published(
         "attention over 4,096 keys, in fp16 on the CPU",
@@ -399,7 +399,7 @@ PUBLISHED: tuple[Published, ...] = (
         "fails; 4 and 8 run",
         lambda: "runs",
         CORE_AI,
-        "why; our interpreter has no such limit",
+        "why 1 and 2 fail; our interpreter runs them",
     ),
     *(
         Published(
@@ -407,7 +407,7 @@ PUBLISHED: tuple[Published, ...] = (
             measured,
             partial(_in_places, op_type, "ane:M4"),
             f"M4, M6: {STUDY}",
-            "where its errors lie; we round correctly",
+            "which inputs give these errors; ours is correctly rounded",
         )
         for op_type, measured in (("exp", "9"), ("log", "91"), ("sqrt", "1.2"), ("rsqrt", "2.1"))
     ),
@@ -416,35 +416,35 @@ PUBLISHED: tuple[Published, ...] = (
         "up to 25",
         lambda: f"up to {_places('sigmoid', 'ane:M1'):.0f}",
         f"M1, Linux driver: {OMARCHY}/mlx-omarchy",
-        "which 1,536 values it tried; we try all magnitudes from 2^-10 to 8, with the published table",
+        "which 1,536 values the source tried; we try all magnitudes from 2^-10 to 8, with the published table",
     ),
     Published(
         "the largest error of erf",
         "0.00086",
         lambda: _largest_error("erf"),
         f"M4, M6: {STUDY}",
-        "where its 33 points lie",
+        "which 33 points the source tried",
     ),
     Published(
         "the largest error of sin",
         "0.00063",
         lambda: _largest_error("sin"),
         f"M4, M6: {STUDY}",
-        "where its errors lie; we round correctly",
+        "which inputs give these errors; ours is correctly rounded",
     ),
     Published(
         "fused attention under a mask that no op of the same engine program computes",
         "mask ignored",
         _mask_counts,
         f"M1 Max, macOS 27.0: {SIDEKICK}",
-        "when the engine takes the fused op; a rule names it",
+        "when the engine uses the fused op; `inspect` reports such masks",
     ),
     Published(
         "gather_nd of ones with computed indices",
         "0",
         _run_time_rows,
         f"iPhone 17 Pro: {LLM}",
-        "why; a rule names it",
+        "why; `inspect` reports such ops",
     ),
     Published("an angle by atan2", "correlation 0.82", _nothing, f"M1, M2, M2 Ultra, CPU: {KOKORO}", WHOLE),
     Published(
@@ -452,8 +452,8 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     Published("SigLIP2's vision tower", "cosine 0.31", _nothing, f"M1 Max: {COREMLIT}", WHOLE),
     Published(
-        "58 of 58 ops on the engine",
-        "token 509 instead of 941",
+        "a model with all 58 ops on the engine",
+        "predicts token 509 instead of 941",
         _nothing,
         f"M1 Max, or M2 Ultra and A17 Pro: {COREMLIT}; {KOKORO}",
         WHOLE,
@@ -489,7 +489,7 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     Published(
         "native SiLU in an embedder",
-        "the largest loss of accuracy",
+        "lost more accuracy than any other op",
         _nothing,
         f"M1 Max, macOS 27.0: {SIDEKICK}",
         WHOLE,

@@ -264,7 +264,7 @@ def _ends_under_root(op: Operation) -> bool:
 
 
 def folded_cast(op: Operation, target: Target) -> str:
-    """Report squares under a root that casts from fp16 to fp32 protect; the casts may be folded away."""
+    """Report squares under a root that casts from fp16 to fp32 protect; the compiler may remove the casts."""
     form = None if _is_half(op) else form_of(op)
     if form is None or form.powers[op.x] != (2.0,):
         return ""
@@ -785,8 +785,8 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-eps-subnormal",
         frozenset({"add", "log", "maximum", "clip"}),
-        "the multiplier of H13 flushes subnormal numbers to 0; the elementwise unit was seen to keep them, and "
-        "which of the two an op uses is not known",
+        "the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0; the elementwise unit was "
+        "seen to keep them, and which of the two an op uses is not known",
         "sbryngelson/ANEForge: numeric-cliffs",
         test=subnormal_epsilon,
         grade=Grade.GUESS,

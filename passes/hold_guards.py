@@ -14,9 +14,9 @@ Refuses when the protected value is never subnormal, when a divisor may be negat
 rescaled all the same.
 
 Why it helps: the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0 (measured through the
-private compiler: sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
-findit-studio/coremlit); which other ops it affects is not known. What the extra ops cost in time was not
-measured.
+private compiler: sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046
+(M1 Max: findit-studio/coremlit); which other ops it affects is not known. What the extra ops cost in time was
+not measured.
 
 Grade: checked: that a factor goes through a root or a logarithm is no identity of polynomials.
 """

@@ -442,7 +442,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "softplus-cliff",
         names("softplus"),
-        what=f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
+        what=f"softplus gives 0 for inputs of {SOFTPLUS_CLIFF:g} or more; mish uses it and is wrong there too",
         source=f"{_coremltools('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
         seen="M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, through "
         "ANEForge",
@@ -535,7 +535,7 @@ FAULTS: tuple[Fault, ...] = (
         units="engine alone",
         form=_chosen_places,
         fp16_only=True,
-        advice="load it with CPU_AND_GPU, or convert with fp32 for linear and gather",
+        advice="load it with CPU_AND_GPU, or keep linear and gather in fp32 when you convert",
     ),
     Fault(
         "conv-uneven-kernel",
@@ -597,7 +597,7 @@ FAULTS: tuple[Fault, ...] = (
         form=_fp32_images,
         common=True,
         remedy="interface_fp16",
-        advice="convert with fp16 outputs for iOS 16 (for a model for iOS 15, set newer_opset=True)",
+        advice="convert with fp16 outputs for iOS 16 or later (for a model for iOS 15, set newer_opset=True)",
     ),
     Fault(
         "gru",
@@ -673,7 +673,7 @@ FAULTS: tuple[Fault, ...] = (
         "attention-scores",
         names("softmax"),
         what="the attention of EmbeddingGemma (head dimension 256) was wrong at 2^20 or more scores per head, "
-        "with and without a mask: 1,024 tokens were wrong; 1,023 tokens, or two blocks of 512 queries, were "
+        "with and without a mask: with 1,024 tokens; with 1,023 tokens, or two blocks of 512 queries, it was "
         "correct. ModernBERT was correct with 2,048 tokens",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
@@ -689,7 +689,7 @@ FAULTS: tuple[Fault, ...] = (
         what="attention with an additive bias was wrong on the GPU for batches of 10 or more; on the CPU and "
         "the engine it was correct",
         source=_coremltools("issue 2650"),
-        seen="a Mac, macOS 26.2, any setting with the GPU; chip not given",
+        seen="a Mac, macOS 26.2, any compute units with the GPU; chip not given",
         systems=(("macOS", 26),),
         form=_biased_attention,
         units="gpu",

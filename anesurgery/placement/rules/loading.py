@@ -495,7 +495,7 @@ REPORTS = (
     ),
     LoadReport(
         "refused-number-output",
-        "an output that is the mean of all elements, reshaped to rank 1, failed in every prediction, on every "
+        "if an output was the mean of all elements, reshaped to rank 1, every prediction failed, on every "
         'unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
         source="FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
         seen="macOS 14, the vocoder of Kokoro; chip not given",
@@ -508,8 +508,8 @@ REPORTS = (
     LoadReport(
         "refused-passed-input",
         'a model that returned one of its inputs unchanged did not compile for the CPU (BNNS: "as both an '
-        'input and output", "Couldn\'t find tensor output with name"), or ran and detected nothing; with an op '
-        "in between, it worked. One such model loaded in spite of this error",
+        'input and output", "Couldn\'t find tensor output with name"), or ran but detected nothing; with an op '
+        "between input and output, it worked. One such model loaded in spite of this error",
         source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
         seen="M2 Pro, macOS 26.2, and unnamed iPhones with iOS 18 and 26",
         units=ALL,
@@ -519,8 +519,8 @@ REPORTS = (
     ),
     LoadReport(
         "crash-vector-product",
-        "a matmul of a vector and a batch of matrices gets a different shape in coremltools than on the "
-        "device, and the prediction crashed",
+        "coremltools infers a different shape than the device for a matmul of a vector and a batch of "
+        "matrices, and the prediction crashes",
         source="apple/coremltools: issue 2263; microsoft/onnxruntime: pull request 21186",
         seen="macOS 14; Mac model not given",
         units=ALL,
@@ -533,8 +533,8 @@ REPORTS = (
         "abort-int8-gpu",
         "a model with 8-bit weights crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, any setting with the GPU, OS not given; a decoder with 8-bit weights gave correct results "
-        "with ALL and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
+        seen="M4, any compute units with the GPU, OS not given; a decoder with 8-bit weights gave correct "
+        "results with ALL and with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
         advice="use CPU_AND_NE, or store the weights as fp16 if the GPU must run the model",
@@ -609,7 +609,7 @@ REPORTS = (
         "fell back to the CPU, which was 12 times slower than asking for CPU_ONLY. On another Mac, the "
         "compiler took many minutes and 1 GB of memory",
         source="soniqo/speech-swift: issue 464, pull request 466",
-        seen="M5 Pro, macOS 26.5, any setting with the engine; many minutes on an unnamed Mac",
+        seen="M5 Pro, macOS 26.5, any compute units with the engine; many minutes on an unnamed Mac",
         units=ENGINE,
         form=_long_sounds,
         advice="load it with CPU_AND_GPU or CPU_ONLY, or decode the audio in shorter chunks",
@@ -631,7 +631,7 @@ REPORTS = (
     LoadReport(
         "refused-repeated-heads",
         "the engine's compiler refused grouped-query attention that repeats its keys and values at rank 5, and "
-        "the whole model ran on the CPU; repeated at rank 4, they ran",
+        "the whole model ran on the CPU; with the repeat at rank 4, the compiler accepted it",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
         units=ENGINE,
@@ -694,7 +694,7 @@ REPORTS = (
         "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) crashed in the "
         'GPU back end: "MLIR pass manager failed"',
         source="ultralytics/ultralytics: pull requests 24885, 25860",
-        seen="M5 Pro, any setting with the GPU; macOS 26.6.1",
+        seen="M5 Pro, any compute units with the GPU; macOS 26.6.1",
         units=GPU,
         form=_transposed_weights,
         advice="use CPU_AND_NE, or write it with scaled_dot_product_attention",
@@ -704,10 +704,10 @@ REPORTS = (
     ),
     LoadReport(
         "abort-recurrent-gpu",
-        "a recurrent network (the prosody of Kokoro) crashed in the GPU back end at the second "
+        "a recurrent network (Kokoro's prosody predictor) crashed in the GPU back end at the second "
         'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
         source="FluidInference/FluidAudio: issue 667, pull requests 671, 818",
-        seen="M5 Pro, macOS 26.5 and 26.6, any setting with the GPU",
+        seen="M5 Pro, macOS 26.5 and 26.6, any compute units with the GPU",
         units=GPU,
         form=_recurrent,
         advice="write the steps out, or use CPU_AND_NE",
@@ -717,9 +717,9 @@ REPORTS = (
     ),
     LoadReport(
         "refused-norm-scale",
-        "a layer norm over 1,024 or more values did not compile for the engine (ANECCompile) if its scale or "
-        "shift was not the same for all elements, and was applied between two reshapes. Applied after the "
-        "second reshape, it compiled; on the M5, both compiled",
+        "a layer norm over 1,024 or more values did not compile for the engine (ANECCompile) if a scale or "
+        "shift that differs between elements was applied between two reshapes. With the scale and shift after "
+        "the second reshape, it compiled; on the M5, both compiled",
         source="sbryngelson/ANEForge: issues 149, 162, pull request 201",
         seen="M1 Max and M2 Pro, macOS 26.5, through E5RT",
         units=ENGINE,
@@ -733,7 +733,7 @@ REPORTS = (
         'a masked mean over tokens crashed (SIGSEGV), or failed with "Data-dependent shapes were disabled", if '
         "the sequence length was flexible; with a fixed length, or on the CPU, it ran",
         source="apple/coremltools: issue 2825",
-        seen="coremltools 9, any setting with the GPU or the engine; device not given",
+        seen="coremltools 9, any compute units with the GPU or the engine; device not given",
         units=BOTH,
         form=_masked_means,
         advice="fix the length, or take the mean in the app",
@@ -758,7 +758,7 @@ REPORTS = (
     LoadReport(
         "refused-label-batch",
         "a Core ML classifier returns one label. coremltools refuses a fixed batch larger than 1, but accepts "
-        "a list of batch sizes (1, 4 and 8), and that model failed when it ran",
+        "a list of batch sizes (1, 4 and 8), and a model converted like this failed at prediction",
         source="apple/coremltools: issue 2764, and the source of its op classify",
         seen="coremltools 9.0; Mac model not given",
         units=ALL,

@@ -785,8 +785,8 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-eps-subnormal",
         frozenset({"add", "log", "maximum", "clip"}),
-        "the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0; the elementwise unit was "
-        "seen to keep them, and which of the two an op uses is not known",
+        "the multiplier of the A14 and M1 engine (H13) flushes subnormal numbers to 0; the elementwise unit "
+        "was seen to keep them, and which of the two an op uses is not known",
         "sbryngelson/ANEForge: numeric-cliffs",
         test=subnormal_epsilon,
         grade=Grade.GUESS,

@@ -67,7 +67,7 @@ _MINUTES = _large(
     "int8 weights, took 4 minutes. On an unnamed Mac, a model of 667 MB failed to compile after 140 s, and the "
     "first prediction was killed. An A16 loaded a model of more than 1 GB; on an A18, the same model did not "
     "compile, took 5 to 6 GB of memory, and the app was killed. On an A15 (iOS 17 beta), an app with a "
-    "palettized text encoder of SDXL was killed after 9 minutes. On an A16, 335 MB of CLIP took 97 s. The OS "
+    "palettized text encoder of SDXL was killed after 9 minutes. On an A16, a CLIP of 335 MB took 97 s. The OS "
     "compiles a model again after an update of the app, and after it drops its cache",
     "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issues 2758, "
     "2503, 1814; apple/ml-stable-diffusion issue 255",
@@ -90,9 +90,9 @@ _OUT_OF_MEMORY = _large(
 )
 _HISTORY = _large(
     "compile-history",
-    "a prefill with a history of 32,768 tokens did not compile for the engine, and took 380 s instead of 17; "
-    "with 8,192 tokens it compiled. For Gemma 4, neither a prefill over 32,768 or more tokens nor a decode "
-    "step with two caches of this length compiled; over 16,384 tokens, everything did",
+    "a prefill with a history of 32,768 tokens did not compile for the engine, so it took 380 s instead of "
+    "17 s; with 8,192 tokens it compiled. For Gemma 4, neither a prefill with 32,768 or more tokens nor a "
+    "decode step with two caches of this length compiled; with 16,384 tokens, both did",
     "Pummelchen/NVMAI issue 7; kasper0406/gemma-coreml-chat: README.md",
     scope=Scope(frozenset({16, 17}), "seen on M5, macOS 26.5, and M4 Pro, macOS 27"),
     advice="keep a shorter history, or a window",
@@ -100,7 +100,7 @@ _HISTORY = _large(
 _LATE_SHAPE = general(
     "compile-late-shape",
     "the compilers of the engine and of the CPU refuse a shape that depends on a computed value "
-    '("Data-dependent shapes were disabled"), and only a GPU ran the model',
+    '("Data-dependent shapes were disabled"), so only the GPU ran the model',
     "ironblock/sidekick: docs/DECISIONS.md D15",
     kind="shape",
     grade=Grade.REPORTED,
@@ -140,8 +140,8 @@ _WAVEFORM = _large(
 _PHONE = _large(
     "size-phone",
     "weights are expanded to fp16 when they are loaded: 0.8 billion weights take 1.6 GB of memory, "
-    "whether they are stored as fp16 or as int8. An int8 package of 1.88 GB was killed at about 5 GB; an fp16 "
-    "package of 1.4 GB ran",
+    "whether they are stored as fp16 or as int8. An app with an int8 package of 1.88 GB was killed at about "
+    "5 GB; an fp16 package of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the size limit for one program (`anesurgery chips`), and measure "

@@ -136,7 +136,7 @@ def zeros_before(op: Operation, axis: int) -> int | Refusal:
         return Refusal("it pads the tokens with another number than 0")
     every = [0] * (2 * op.x.rank - len(pads)) + pads
     if any(every[2 * axis + 1 :]) or any(every[: 2 * axis]):
-        return Refusal("it pads somewhere other than before the first token")
+        return Refusal("it adds padding that is not before the first token")
     return every[2 * axis]
 
 

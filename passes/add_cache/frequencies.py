@@ -96,8 +96,8 @@ def of_one_length(rows: Array) -> str | None:
         return None if _is_ramp(measured) else f"its frequencies follow no base, {A_LONGROPE}: {listed}, ..."
     if not _is_round(powers.base, powers.error):
         return (
-            f"its frequencies have the base {powers.base:,.6g}, which looks like a base computed from the "
-            'length of the text ("dynamic")'
+            f"its rotary base is {powers.base:,.6g}, which was probably computed from the length of the text "
+            '("dynamic")'
         )
     if abs(powers.slower - 1) > 4 * powers.error and abs(measured.scale - 1) > HALF:
         return (

@@ -43,16 +43,16 @@ def _sizes(
 
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "Llama, as SmolLM": ("LlamaConfig", "LlamaForCausalLM", _sizes(576, 1536, 9, 3, 30, 49152)),
+    "Llama (SmolLM)": ("LlamaConfig", "LlamaForCausalLM", _sizes(576, 1536, 9, 3, 30, 49152)),
     "Llama 3.2": ("LlamaConfig", "LlamaForCausalLM", _sizes(2048, 8192, 32, 8, 16, 128256)),
-    "Qwen2.5, the small": ("Qwen2Config", "Qwen2ForCausalLM", _sizes(896, 4864, 14, 2, 24, 151936)),
-    "Qwen2.5, the larger": ("Qwen2Config", "Qwen2ForCausalLM", _sizes(1536, 8960, 12, 2, 28, 151936)),
-    "Gemma 3, the small": (
+    "Qwen2.5 small": ("Qwen2Config", "Qwen2ForCausalLM", _sizes(896, 4864, 14, 2, 24, 151936)),
+    "Qwen2.5 large": ("Qwen2Config", "Qwen2ForCausalLM", _sizes(1536, 8960, 12, 2, 28, 151936)),
+    "Gemma 3 small": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
         _sizes(640, 2048, 4, 1, 18, 262144, head_dim=256, sliding_window=256, tie_word_embeddings=True),
     ),
-    "Gemma 3, the larger": (
+    "Gemma 3 large": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
         _sizes(1152, 6912, 4, 1, 26, 262144, head_dim=256, sliding_window=256, tie_word_embeddings=True),
@@ -64,9 +64,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 """Name -> its configuration, its class, and the sizes of the published model."""
-TIED = {"Llama, as SmolLM", "Llama 3.2", "Qwen2.5, the small", "Qwen2.5, the larger"}
+TIED = {"Llama (SmolLM)", "Llama 3.2", "Qwen2.5 small", "Qwen2.5 large"}
 """Models whose head is the table of their embeddings, where that is not the default."""
-WHOLE = ("Llama, as SmolLM",)
+WHOLE = ("Llama (SmolLM)",)
 """Models that are looked at with all their layers and words too: to see that fewer are no other structure."""
 
 
@@ -111,7 +111,7 @@ def table() -> str:
         "The table shows the share of ops that `inspect` expects on the engine for one decode step. The number "
         "next to a model is its size in billions of weights. Unless a model is marked as whole, it has its "
         f"real width, but only {LAYERS} layers (Gemma: 6) and a vocabulary of {WORDS:,}. Ops whose unit is "
-        "unknown count as off the engine. "
+        "unknown count as off the engine. A segment is a run of ops on one unit. "
         "`python tests/benchmarks/decode_switches.py --page docs/decoder-families.md` writes the table.",
         "",
         "| model | target | form | ops on the ANE | segments |",

@@ -65,7 +65,7 @@ def converted(model: Longrope, tokens: int, how: str) -> Program:
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_a_conversion_for_longer_texts_says_that_shorter_ones_would_be_wrong(how: str) -> None:
     with pytest.raises(
-        Exception, match="those for more than 8 tokens, which are wrong for shorter texts; use at"
+        Exception, match="those for more than 8 tokens, so shorter texts get wrong results; use at"
     ):
         converted(Longrope(), LIMIT + 1, how)
 
@@ -134,8 +134,9 @@ def test_the_length_from_which_on_the_choice_is_another(word: str) -> None:
         else:
             assert reasons == [
                 "speeds: its constants depend on the length of the text: the model keeps those for more than "
-                f"{most} tokens, which are wrong for shorter texts; use at most {most} positions, or give "
-                "both sets the same values (short_factor and long_factor of a longrope)"
+                f"{most} tokens, so shorter texts get wrong results; use at most {most} positions, which keeps "
+                "those for shorter texts, or give both sets the same values (short_factor and "
+                "long_factor of a longrope)"
             ]
 
 

@@ -54,7 +54,7 @@ STATIC = {
     "half of the pairs": plain() * (np.arange(PAIRS) < PAIRS // 2),
 }
 BY_LENGTH = {
-    "dynamic": (dynamic(4.0, 128), 1.0, 'have the base [0-9]{2},[0-9]{3}.*"dynamic"'),
+    "dynamic": (dynamic(4.0, 128), 1.0, 'rotary base is [0-9]{2},[0-9]{3}.*"dynamic"'),
     "dynamic, just beyond": (dynamic(2.0, 250), 1.0, "computed from the length of the text"),
     "the short set": (longrope(2.0), 1.2, "no base, as those of a longrope"),
     "the long set": (longrope(60.0), 1.2, "no base, as those of a longrope"),
@@ -104,6 +104,6 @@ def refusals(program: Program, fixed_rope: bool = False) -> list[str]:
 def test_a_cache_is_refused_for_a_table_of_one_length_and_added_where_the_caller_answers_for_it() -> None:
     assert not refusals(decoder(table(plain())))
     (reason,) = refusals(decoder(table(dynamic(4.0, 128))))
-    assert reason.startswith("turned: %cos: its frequencies have the base")
+    assert reason.startswith("turned: %cos: its rotary base is")
     assert "say fixed_rope=True where they hold for texts of every length" in reason
     assert not refusals(decoder(table(dynamic(4.0, 128))), fixed_rope=True)

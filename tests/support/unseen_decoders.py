@@ -175,12 +175,13 @@ class Text:
     def __str__(self) -> str:
         if self.refused:
             return f"refused: {self.refused}"
-        words = "the same" if self.same == STEPS else f"the same up to token {self.same}, then"
+        words = "the same" if self.same == STEPS else f"the same up to token {self.same},"
         if self.same < STEPS:
             by_experts = self.led and self.gap >= TIE
-            words += " other experts" if by_experts else f" two tokens {self.gap:.1e} of the range apart"
+            differ = f" where the two best logits differ by {self.gap:.1e} of the range"
+            words += " then different experts" if by_experts else differ
         if self.others:
-            words += f" ({self.others} of {PROMPT + STEPS} tokens go to other experts)"
+            words += f" ({self.others} of {PROMPT + STEPS} tokens routed differently)"
         words += " as its forward pass; `generate` numbers the positions differently" if self.forward else ""
         return words if self.right else f"wrong: {words}"
 
@@ -312,8 +313,9 @@ def table(rows: dict[str, str], command: str) -> str:
         f"{len(rows)} small configurations with random weights: {len(rows) - refused - wrong} right, {refused} "
         f"refused, {wrong} wrong. We compare {STEPS} greedy tokens in fp16 with Transformers in fp32 "
         f"(`{command}`). Two tokens are a tie if their logits differ by less than {TIE:g} of the range of the "
-        "logits. We accept a different expert if Transformers also picks it when its values are rounded to "
-        f"fp16; we look at the experts of {PROMPT + STEPS} tokens, {PROMPT} of the prompt and {STEPS} "
+        "logits. We accept a different expert if Transformers also picks it with random errors, as large as "
+        "fp16 rounding, in its weights and layer outputs; "
+        f"we look at the experts of {PROMPT + STEPS} tokens, {PROMPT} of the prompt and {STEPS} "
         "generated. The error is the largest error of a logit, divided by the range.",
         "",
         "| configuration | chunks | text | error |",

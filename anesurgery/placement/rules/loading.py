@@ -496,7 +496,7 @@ REPORTS = (
     LoadReport(
         "refused-number-output",
         "if an output was the mean of all elements, reshaped to rank 1, every prediction failed, on every "
-        'unit: "Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
+        'unit: "Output rank has changed after reshaping espresso network"; on macOS 15 the model ran',
         source="FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
         seen="macOS 14, the vocoder of Kokoro; chip not given",
         units=ALL,

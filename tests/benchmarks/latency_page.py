@@ -26,7 +26,7 @@ How we estimate a time:
 * For an op on the engine, we multiply Core ML's own estimate by a factor for the generation. If reading the
   weights of the op takes longer, we use that time instead.
 * A prediction has a fixed overhead, and so has each switch between units.
-* Products and softmax over 1,024 or more positions take {long:.2f} times as long.
+* We multiply the time of matrix products and softmax over 1,024 or more positions by {long:.2f}.
 * Each op on the critical path takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
   On an M4, an op of a decoding step really takes 5.3 us, including its weights. So estimates of many small ops
   are uncertain.
@@ -34,7 +34,7 @@ How we estimate a time:
 * For an `.mlmodel` of the older format, we use the times of equivalent fp16 ops.
 
 We give no time for several target generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of
-unknown length. Nor do we if nobody measured that generation, or that form of weights on it.
+unknown length. Nor do we if nobody measured the generation, or the form of the weights on it.
 """
 
 
@@ -88,8 +88,8 @@ def _errors(fitted: Fitted) -> str:
         )
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
-        "Each error is a factor: measured over estimated time, or the inverse if that is larger. We left these "
-        "rows out of the fit, and of the width of the 80% interval. *90 %* is the "
+        "Each error is a factor: measured over estimated time, or the inverse if that is larger. For each line, "
+        "we left models, chips or sources out in turn, and took the fit and the 80% interval from the rest.  *90 %* is the "
         "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip "
         "the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
     )
@@ -102,7 +102,7 @@ def _ratios(fitted: Fitted) -> str:
     return (
         "## Ratios\n\nRatios of two times are more accurate than the times, because shared errors cancel. "
         "We looked at pairs of models that the same source measured on the same chip. In "
-        f"{stated} pairs, we named the faster model, and were wrong {wrong} times. "
+        f"{stated} pairs, we predicted the faster model, and were wrong {wrong} times. "
         f"{inside:.0%} of the measured ratios lie in the 80% interval.\n"
     )
 

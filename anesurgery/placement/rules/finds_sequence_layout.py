@@ -67,8 +67,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         "vision transformers",
-        "SigLIP, which already ran on the engine, became 13 and 10 % faster; on the GPU it became 16 and 34 % "
-        "slower",
+        "SigLIP, which already ran on the engine, was 13 and 10 % faster; on the GPU it was 16 and 34 % slower",
         "M4 Pro, macOS 26.5.1, and M5 Max, macOS 26.6",
         Grade.MEASURED,
         "erwinzhang7/coreml-compute-placement",

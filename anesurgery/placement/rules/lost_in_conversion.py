@@ -463,7 +463,7 @@ RULES = (
         "lost-epsilon",
         names("add"),
         "the converted rms_norm first divides by the largest magnitude, and then adds the original epsilon. "
-        "So the epsilon is too large by the square of this magnitude, in fp32 too",
+        "So the epsilon is too large by a factor of this magnitude squared, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
         test=lambda op, target: late_epsilon(op),
         remedy=RESTORE,
@@ -487,14 +487,14 @@ RULES = (
         "apple/coremltools: issue 2222; we read and ran its pass add_int16_cast",
         test=lambda op, target: narrowed_data(op) or narrowed_places(op),
         remedy=RESTORE,
-        advice="gather int32",
+        advice="gather in int32",
     ),
     _lint(
         "lost-integers",
         names("cast"),
         "clamp with one limit, and division with a rounding mode, were converted with floats: fp16 skips "
-        "integers above 2048, and ends at 65504",
-        "apple/coremltools: issues 2570, 2733 (integers divided as floats); clamp when converted with "
+        "integers above 2048, and its maximum is 65504",
+        "apple/coremltools: issues 2570, 2733 (integers divided as floats); clamp: reproduced with "
         "coremltools 9.0",
         test=lambda op, target: rounded_integers(op),
         remedy=RESTORE,
@@ -503,8 +503,8 @@ RULES = (
     _lint(
         "lost-sign",
         names("mod"),
-        "a remainder has the sign of the dividend on a device, and that of the divisor in torch and where "
-        "coremltools folds it",
+        "a remainder has the sign of the dividend on a device, and the sign of the divisor in torch, "
+        "and where coremltools folds the op into a constant",
         "apple/coremltools: pull request 2778 (torch.roll by a negative shift along a dynamic axis); "
         "kasper0406/stablehlo-coreml: pull request 70",
         test=lambda op, target: kept_sign(op),
@@ -514,8 +514,8 @@ RULES = (
     _lint(
         "lost-digits",
         names("mul real_div"),
-        "a small constant lost digits in fp16, which has 11 binary digits down to 6.1e-5, fewer below, and "
-        "none below 6e-8",
+        "a small constant lost digits in fp16, which has 11 binary digits down to 6.1e-5, fewer below "
+        "that, and none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
         test=lambda op, target: rounded_away(op),
         grade=Grade.DOCUMENTED,
@@ -534,8 +534,8 @@ RULES = (
     _lint(
         "lost-diagonal",
         names("band_part"),
-        "torch.diagonal was converted to a matrix that is 0 off the diagonal. ExecuTorch expects only the "
-        "diagonal, and gave wrong results or crashed",
+        "torch.diagonal was converted to a matrix that is 0 off the diagonal. ExecuTorch expected only "
+        "the diagonal, so it gave wrong results or crashed",
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",
@@ -548,25 +548,25 @@ RULES = (
         "apple/coremltools: issue 2772",
         test=lambda op, target: overhanging_mean(op),
         remedy=RESTORE,
-        advice="exclude the padding from the average, if there is no other padding",
+        advice="exclude the padding from the average, if the pool has no padding of its own",
     ),
     _lint(
         "lost-mask",
         names("add"),
-        "a causal mask aligned at the first key hides the newest keys from every query; with a cache, queries "
+        "a causal mask aligned to the first key hides the newest keys from every query; with a cache, queries "
         "need these keys",
         "PyTorch: scaled_dot_product_attention (is_causal aligns at the upper left)",
         test=lambda op, target: short_causal_mask(op),
         grade=Grade.GUESS,
-        advice="give the mask as an input, aligned at the last key",
+        advice="give the mask as an input, aligned to the last key",
     ),
 )
 """One rule for each form, with the pass, where one repairs it."""
 
 UNMOVED = general(
     "lost-output",
-    "an output that never changes is useless; most often, the conversion dropped a part of the model",
-    "the graph itself, by the definition of its ops",
+    "an output that never changes is useless; most often, the conversion dropped part of the model",
+    "the definitions of the ops in the graph",
     kind="conversion",
     grade=Grade.MEASURED,
     advice="compare with the model before the conversion: against_torch",

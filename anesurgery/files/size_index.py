@@ -132,10 +132,10 @@ class Padding:
     def _in_words(self, along: str) -> str:
         """Return in words how one length is padded."""
         words = f"padded at the end{along}"
-        words += f", at multiples of {self.multiple}" if self.multiple > 1 else ""
+        words += f" to a multiple of {self.multiple}" if self.multiple > 1 else ""
         if self.spread is None:
             return f"{words}, proved"
-        return f"{words}, proved if the attention scores in a row differ by at most {self.spread:g}"
+        return f"{words}, proved as long as the attention scores in a row differ by at most {self.spread:g}"
 
 
 @dataclass(frozen=True)

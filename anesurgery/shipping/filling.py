@@ -379,7 +379,7 @@ def lengths_of(loaded: Loaded, wanted: Sequence[_InputShapes]) -> list[Length]:
                 groups.append(_EqualAxes(lengths, {name: axis}, {symbol}))
             elif name in same[0].axes:
                 raise SurgeryError(
-                    f"{name} has equal lengths along several axes, and cannot be padded along any of them; "
+                    f"several axes of {name} have the same length, so none of them can be padded; "
                     "give sizes at which these axes differ"
                 )
             else:

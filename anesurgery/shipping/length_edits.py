@@ -457,13 +457,13 @@ def _table_edit(
     if value is None:
         raise refused(f"%{name} has a row for each place, and its numbers are not known", op)
     if any(c in lengths.merged for c in axes.values()) and not _are_constant_along(np.asarray(value), axes):
-        words = "has one row for each place of a grid, as interpolated positions of images have"
+        words = "has one row for each cell of a grid, like interpolated positions of an image"
         raise refused(f"%{name} {words}", op)
     table = continued_table(np.asarray(value), {a: max(c) for a, c in axes.items()}, op.op_type in ADDED)
     if isinstance(table, Refusal):
         raise refused(f"the table %{name} cannot be resized: {table.reason}", op)
     if table.assumed:
-        lengths.assumed[name] = f"the rows of %{name} are learned; smaller sizes keep its first ones"
+        lengths.assumed[name] = f"%{name} is a learned table; smaller sizes keep its first rows"
     return TableEdit(table.whole, dict(axes))
 
 
@@ -640,7 +640,7 @@ def _pad(op: Operation, lengths: LengthFacts) -> Edits:
             readers = consumers(op.outputs[0])
             strides = [_window_stride(reader, a) for reader in readers]
             if not strides or not all(strides):
-                words = f"it pads {after} places at the end, which may depend on the length, {column[0]}"
+                words = f"it pads {after} places at the end, which may come from the length, {column[0]}"
                 raise refused(words, op)
             _check_remainder(op, column, max(n for n in strides if n))
     return {}
@@ -725,7 +725,7 @@ def _pool(op: Operation, lengths: LengthFacts) -> Edits:
             continue
         stride, wide = _window_stride(op, a), size[a - 2]
         if wide >= column[0] or (wide == stride and wide > WIDEST and column[0] % wide == 0):
-            raise refused(f"its window of {wide} may depend on the length, {column[0]}", op)
+            raise refused(f"its window of {wide} may come from the length, {column[0]}", op)
         if wide == stride and column[0] % wide == 0:
             lengths.assumed[op.name] = f"{op.name} has a window of {wide} at each size"
     return _windows(op, lengths)

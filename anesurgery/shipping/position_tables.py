@@ -226,7 +226,7 @@ def _by_distance(table: Array, most: Mapping[int, int]) -> _Table | Refusal:
     square = np.moveaxis(table, (first, second), (0, 1))
     rows, columns = square.shape[:2]
     if (square[1:, 1:] != square[:-1, :-1]).any():
-        return Refusal("its elements do not depend on the distance between two places alone")
+        return Refusal("its elements depend on more than the distance between two positions")
     for side in (square[:, 0], square[0]):
         if (why := _single_slope_reason(side)) is not None:
             return Refusal(why)

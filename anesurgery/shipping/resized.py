@@ -367,7 +367,7 @@ def _as_int32(number: int | AxisLengths) -> Any:
     return np.int32(number if isinstance(number, int) else number[0])
 
 
-REFUSED = "sizes: this model has one fixed size, and cannot be made at another"
+REFUSED = "sizes: this model has one fixed size, and cannot be converted to another"
 REMEDY = (
     "give the PyTorch module, a function that converts it at each size, or a model that was converted with a "
     "range of lengths"

@@ -374,7 +374,7 @@ def _padding_of_conversions(models: Mapping[str, Loaded], wanted: Mapping[str, S
     The largest model is made dynamic, and fixed at the other sizes. If that gives the converted models, op by
     op, they are one model at many lengths, for which padding can be proved.
     """
-    apart = "each size was converted separately, and they are not shown to be one model"
+    apart = "each size was converted separately, and they cannot be proved to be one model"
     largest = list(models)[-1]
     try:
         followed, _ = lengthened(models[largest], list(wanted.values()))

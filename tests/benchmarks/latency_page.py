@@ -26,7 +26,7 @@ How we estimate a time:
 * For an op on the engine, we multiply Core ML's own estimate by a factor for the generation. If reading the
   weights of the op takes longer, we use that time instead.
 * A prediction has a fixed overhead, and so has each switch between units.
-* We multiply the time of matrix products and softmax over 1,024 or more positions by {long:.2f}.
+* We multiply times of matrix products and softmax over 1,024 or more positions by {long:.2f}.
 * Each op on the critical path takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
   On an M4, an op of a decoding step really takes 5.3 us, including its weights. So estimates of many small ops
   are uncertain.
@@ -34,7 +34,7 @@ How we estimate a time:
 * For an `.mlmodel` of the older format, we use the times of equivalent fp16 ops.
 
 We give no time for several target generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of
-unknown length. Nor do we if nobody measured the generation, or the form of the weights on it.
+unknown length. Nor do we for a generation, or a form of weights on it, that nobody measured.
 """
 
 
@@ -88,10 +88,10 @@ def _errors(fitted: Fitted) -> str:
         )
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
-        "Each error is a factor: measured over estimated time, or the inverse if that is larger. For each line, "
-        "we left models, chips or sources out in turn, and took the fit and the 80% interval from the rest.  *90 %* is the "
+        "Each error is a factor: measured over estimated time, or the inverse if that is larger. For each "
+        "model, chip or source, we took the fit and the 80% interval from the others. *90 %* is the "
         "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip "
-        "the `lm_head` rows, because without them we know no read bandwidth of their chip.\n"
+        "`lm_head`, because only its times give a chip's read bandwidth.\n"
     )
     head = "left out", "rows", "median", "90 %", "Spearman", "inside the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
@@ -132,7 +132,7 @@ def _rates(table: dict[str, Any]) -> str:
     lines = [(chip, f"{rate:.0f}") for chip, rate in table["bandwidth"].items()]
     words = (
         "A product of one row of 4,096 numbers with a table of 128,256 rows takes as long as reading the "
-        "table. For other chips, we use the nearest generation of the same kind (plain; or Pro, Max and "
+        "table. For other chips, we use the nearest generation of the same class (plain; or Pro, Max and "
         "Ultra).\n"
     )
     return "\n".join(["## Reading weights\n", words, _table(("chip", "GB/s"), lines)])
@@ -193,4 +193,4 @@ def _rows(fitted: Fitted) -> str:
         "units",
         "source",
     )
-    return "\n".join(["## Rows\n", words, _table(head, lines)])
+    return "\n".join(["## Measurements\n", words, _table(head, lines)])

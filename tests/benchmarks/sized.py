@@ -107,16 +107,16 @@ HEAD = """# Models at six sizes
 """
 FROM_RANGES = """## From a range
 
-We convert small models with random weights for a range of lengths. Then [`sizes`](sizes.md) makes each of them
+We convert small models with random weights for a range of lengths. Then [`sizes`](sizes.md) builds each of them
 at the lengths {lengths}.
 
 * *At a size*: how many of the six sizes are bit-identical, in fp16, to a model converted at that size.
   If they are not, the PSNR.
 * *Weights*: how much larger the weights of all six sizes are than those of the largest size alone.
-* *Between sizes*: the worst PSNR at any length from 1 to {largest}; we pad the input and crop the
-  output. If padding is refused, the reason.
+* *Worst between*: the worst PSNR at any length from 1 to {largest}; we pad the input and crop the
+  output. *Between sizes*: how it is padded, or why not.
 
-Each size stores its own copy of tables of less than {least} bytes, as long as the weights grow by at most
+Each size stores its own copy of tables of less than {least} bytes, if the weights grow by at most
 {share:.0f} %.
 
 | model | at a size | weights | worst between | between sizes |
@@ -124,13 +124,13 @@ Each size stores its own copy of tables of less than {least} bytes, as long as t
 {rows}
 
 Some models match at only a few sizes. With a range, the model computes rotary positions in fp16 at run
-time; at one fixed size, the conversion folds them in fp32. If we start from one fixed size, as below,
-these models match too.
+time; at one fixed size, the conversion folds them in fp32. From one fixed size, as below, these models
+match too.
 """
 FROM_FIXED = """## From one fixed size
 
-We convert each model at the length {largest} only, and [`sizes`](sizes.md) makes it at {shorter}.
-*Equal*: at how many of these lengths it is bit-identical, in fp16, to a model converted there.
+We convert each model at the length {largest} only, and [`sizes`](sizes.md) builds it at {shorter}.
+*Equal*: at how many of these lengths it is bit-identical, in fp16, to a model of that length.
 *Assumed*: what `sizes` had to assume, because one fixed size does not show it.
 
 | model | equal | assumed |
@@ -141,7 +141,7 @@ FROM_MODULES = """## From a PyTorch module
 
 `sizes` converts a PyTorch module at each size. *Accuracy*: the PSNR of the worst size, compared with the
 module, in fp32 with weights in fp16. Interpolated positions differ from size to size. Each size stores
-its own positions. If that would make the weights more than 2 % larger, it computes them instead.
+its own positions. If that would make the weights more than 2 % larger, the model computes them instead.
 
 | module | sizes | accuracy | weights |
 |---|---|---|---|
@@ -159,13 +159,13 @@ size.
 """
 FROM_CORPUS = """## Published models
 
-`sizes` makes each model at the listed sizes (the shapes of its first input).
+`sizes` builds each model at the listed sizes (the shapes of its first input).
 
 * *Equal*: how many sizes are bit-identical, in fp16, to a model of this size made without `sizes`. A package
   with a range takes the size from its input. For an `.mlmodel`, we set the size in the specification. For a
   package with one size, we replaced the lengths in the graph by hand.
 * *Weights*: how much larger the weights of all sizes are than those of the largest size alone.
-* *Between*: the worst result, in fp32, at a length between two sizes.
+* *Between*: the worst PSNR, in fp32, at a length between two sizes.
 * *Time*: CPU seconds of `sizes` and `save`.
 
 | model | sizes | equal | weights | between | time | between sizes |
@@ -175,12 +175,12 @@ FROM_CORPUS = """## Published models
 The ranges of the two DTLN models contain only two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`,
 `whisper_tiny_decoder` and `kokoro_duration` are real graphs with random weights. We first repaired the mask
 of `bge_small` (`padding_mask_tensor`): without this, all its outputs are NaN. `kokoro_duration`, as
-converted, does not run at any length, because it computes a number of repeats as -1 / 128, which becomes 0.
+converted, does not run at any length, because it computes a repeat count as -1 / 128, which is rounded to 0.
 """
 TIME = """## Time
 
-We made six sizes of a {megabytes:.0f} MB model with a range. This took **{ratio}** times the CPU time of
-loading and saving the same package with coremltools (the median of {runs} rounds, with their range).
+We built six sizes of a {megabytes:.0f} MB model with flexible lengths. This took **{ratio}** times the CPU time
+of loading and saving the same package with coremltools (the median of {runs} rounds, with their range).
 """
 
 

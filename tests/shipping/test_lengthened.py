@@ -303,8 +303,8 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
     "mixed places": (of(mixer), (8,), "linear has a stored number for each place"),
     "learned positions, longer": (of(lambda x, n: mb.add(x=x, y=LEARNED[:n])), (24,), "follow no formula"),
     "learned factors": (of(lambda x, n: mb.mul(x=x, y=LEARNED[:n])), (8,), "follow no formula"),
-    "positions of pictures": (of(joined), (8,), "place of a grid"),
-    "a pool over all": (of(pooled), (8,), "window of 16 may depend on the length, 16"),
+    "positions of pictures": (of(joined), (8,), "cell of a grid"),
+    "a pool over all": (of(pooled), (8,), "window of 16 may come from the length, 16"),
     "a root of the length": (of(root), (8,), "the factor 0.25 of a sum over 16 places"),
     "a mean before its sum": (of(inner), (8,), "multiplied by a part of that"),
     "what is filled up": (of(grown), (8,), "may fill up to a length"),
@@ -355,7 +355,7 @@ def test_what_cannot_be_told_is_refused(case: str) -> None:
 def test_what_is_assumed_is_said() -> None:
     sized = ane.sizes(RIGHT["learned positions, cut"][0](16), {"x": [(1, 5, WIDTH), (1, 16, WIDTH)]})
     assert len(sized.assumed) == 1
-    assert "learned; smaller sizes keep its first ones" in str(sized)
+    assert "is a learned table; smaller sizes keep its first rows" in str(sized)
     assert "takes the last step of" in str(ane.sizes(of(last_step)(16), {"x": [(1, 5, WIDTH)]}))
     assert not ane.sizes(of(heads)(16), {"x": [(1, 5, WIDTH)]}).assumed
 

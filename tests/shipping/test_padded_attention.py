@@ -123,7 +123,7 @@ def test_a_decoder_at_every_length(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = converted(Decoder(), ["ids"])
     sized = ane.sizes(model, {"ids": [(1, 6), (1, LARGEST)]})
-    assert str(sized).endswith("proved if the attention scores in a row differ by at most 9896")
+    assert str(sized).endswith("proved as long as the attention scores in a row differ by at most 9896")
     folder = sized.save(tmp_path / "sized")
     for length in range(1, LARGEST + 1):
         same(model, folder, {"ids": tokens(length)})

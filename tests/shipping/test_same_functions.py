@@ -133,4 +133,4 @@ def test_a_module_is_padded_as_a_range_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", [ByLength, Shifted])
 def test_a_module_that_is_another_at_each_size_is_not(module: type[nn.Module]) -> None:
     sized = ane.sizes(module().eval(), {"x": [(1, 4, 4), (1, 4, 12)]})
-    assert "are not shown to be one model: at size_4, " in sized.padding.why_not
+    assert "cannot be proved to be one model: at size_4, " in sized.padding.why_not

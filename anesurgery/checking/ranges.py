@@ -45,21 +45,23 @@ class Hazard:
     """ "overflow" (beyond 65504), "saturates" (a sum of products reaches 32768), "may saturate" (it can, in
     some order of its terms), "nan", "infinite"."""
     value: float
-    """The magnitude in the exact run that shows it."""
+    """The magnitude in the exact run that shows it; NaN where only this arithmetic reached the op."""
     remedy: str | None
     """The pass that may help; None when there is none."""
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self.arithmetic}: {self.value:.4g}, {_help(self.remedy)}"
-
-
-def _help(remedy: str | None) -> str:
-    return f"see pass {remedy}" if remedy else "no pass helps yet"
+        unseen = math.isnan(self.value) and self.arithmetic != "fp32"
+        value = "only reached there" if unseen else f"{self.value:.4g}"
+        help_ = f"see pass {self.remedy}" if self.remedy else "no pass helps yet"
+        return f"{self.kind} in {self.arithmetic}: {value}, {help_}"
 
 
 @dataclass
 class OpRange:
-    """What one op gave over the calibration set, in exact arithmetic."""
+    """What one op gave over the calibration set, in exact arithmetic.
+
+    The minimum is above the maximum where only the run in fp16 or the engine's took the op's branch.
+    """
 
     name: str
     op_type: str
@@ -70,11 +72,16 @@ class OpRange:
     hazards: list[Hazard] = field(default_factory=list)
 
     @property
+    def reached(self) -> bool:
+        """Whether the exact run computed the op."""
+        return not self.minimum > self.maximum
+
+    @property
     def largest(self) -> float:
         """The largest magnitude; NaN if there was a NaN."""
         if math.isnan(self.minimum):
             return math.nan
-        return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
+        return max(abs(self.minimum), abs(self.maximum)) if self.reached else 0.0
 
     def joined(self, other: OpRange) -> OpRange:
         """Return the union of two ranges."""
@@ -109,7 +116,7 @@ class OpRange:
 
 @dataclass(frozen=True)
 class Ranges(Drawn):
-    """The certificate: a row for each op, in file order."""
+    """The certificate: a row for each op, in the order of the exact run; last, those that it did not reach."""
 
     rows: tuple[OpRange, ...]
     samples: int
@@ -247,7 +254,7 @@ def ranges(
             predictor(values, listener=listener)
     for precision, watch in watches.items():
         for var, nan in watch.broken.items():
-            row = exact.rows[var]
+            row = exact.rows.setdefault(var, OpRange(var.name, var.op.op_type))
             hazard = _hazard(row, precision, nan)
             row.hazards += [] if hazard in row.hazards else [hazard]
     _add_possible(exact.rows.values(), engine)
@@ -293,13 +300,13 @@ def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
 
 def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
     """Return the hazard of an op that breaks in an arithmetic, or in fp32 already."""
-    value = row.largest
-    if not math.isfinite(value):
+    value = row.largest if row.reached else math.nan
+    if row.reached and not math.isfinite(value):
         kind = "nan" if math.isnan(value) else "infinite"
         return Hazard("fp32", kind, value, _remedy(row.op_type, kind))
     if nan:
         return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
-    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= fp16.LARGEST
+    saturates = arithmetic != "fp16" and row.op_type in SUMS and row.largest <= fp16.LARGEST
     kind = "saturates" if saturates else "overflow"
     shown = row.partial_sum if saturates and row.partial_sum is not None else value
     return Hazard(arithmetic, kind, shown, _remedy(row.op_type, kind))

@@ -15,6 +15,8 @@ from anesurgery import registry
 from anesurgery.checking.ranges import Ranges
 from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types
+from anesurgery.placement.rules.sampled import ranges_on_samples
+from anesurgery.placement.target import Target
 
 
 def program_of(build: Callable[[Var], Var], *shape: int) -> Program:
@@ -108,6 +110,29 @@ def test_bad_calibration_sets() -> None:
     with pytest.raises(InterpretError, match="nothing is known of the arithmetic of chip 'M7'"):
         ane.ranges(program, chip="M7")
     assert ane.ranges(program).samples == 1
+
+
+def test_an_op_that_only_fp16_reaches_has_a_row() -> None:
+    def build(x: Var) -> Var:
+        scaled = mb.mul(x=mb.mul(x=x, y=x, name="square"), y=np.float16(0.25))
+        is_large = mb.squeeze(x=mb.greater(x=scaled, y=np.float16(60000)))
+        return mb.cond(
+            pred=is_large,
+            _true_fn=lambda: mb.exp(x=x, name="exp"),
+            _false_fn=lambda: mb.add(x=x, y=np.float16(1), name="add"),
+            name="y",
+        )
+
+    program = program_of(build, 1)
+    found = ane.ranges(program, {"x": np.array([400.0])})
+    row = {row.name: row for row in found.rows}["exp"]
+    assert not row.reached
+    assert [str(h) for h in row.hazards] == ["overflow in fp16: only reached there, see pass scale_ranges"]
+    assert "only reached there" in " ".join(str(found).split())
+    read = Ranges.from_json(json.loads(json.dumps(found.to_json())))
+    assert str(read) == str(found)
+    (finding,) = ranges_on_samples(program, {"x": np.array([400.0])}, Target.parse("M1")).findings["exp"]
+    assert finding.message == "overflow in fp16: fp32 takes another branch"
 
 
 def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +84,22 @@ class OpRange:
         return max(abs(self.minimum), abs(self.maximum)) if self.reached else 0.0
 
     def joined(self, other: OpRange) -> OpRange:
-        """Return the union of two ranges."""
+        """Return the row of the whole set from those of two shares, of which each may show other hazards."""
         low, high = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         if math.isnan(self.minimum) or math.isnan(other.minimum):
             low = high = math.nan
         sums = [s for s in (self.partial_sum, other.partial_sum) if s is not None]
         joint = OpRange(self.name, self.op_type, low, high, max(sums, default=None))
-        hazards = {joint._seen(hazard): None for hazard in (*self.hazards, *other.hazards)}
-        sure = {hazard.arithmetic for hazard in hazards if hazard.kind != "may saturate"}
-        joint.hazards = [h for h in hazards if h.kind != "may saturate" or h.arithmetic not in sure]
+        hazards = (*self.hazards, *other.hazards)
+        broken: dict[str, bool] = {}
+        for hazard in sorted(hazards, key=lambda h: h.arithmetic, reverse=True):  # fp16 before the engine
+            if hazard.kind != "may saturate":
+                broken[hazard.arithmetic] = broken.get(hazard.arithmetic, False) or hazard.kind == "nan"
+        for arithmetic, nan in broken.items():
+            _add_hazard(joint, arithmetic, nan)
+        for engine in {hazard.arithmetic for hazard in hazards} - {"fp32", "fp16"}:
+            _add_may_saturate(joint, engine)
         return joint
-
-    def _seen(self, hazard: Hazard) -> Hazard:
-        """Return a hazard that a share of the set showed, with the magnitude over the whole set."""
-        kind = "overflow" if hazard.kind == "saturates" and self.largest > fp16.LARGEST else hazard.kind
-        partial = self.partial_sum if kind in ("saturates", "may saturate") else None
-        return replace(hazard, kind=kind, value=self.largest if partial is None else partial)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> OpRange:
@@ -254,10 +254,9 @@ def ranges(
             predictor(values, listener=listener)
     for precision, watch in watches.items():
         for var, nan in watch.broken.items():
-            row = exact.rows.setdefault(var, OpRange(var.name, var.op.op_type))
-            hazard = _hazard(row, precision, nan)
-            row.hazards += [] if hazard in row.hazards else [hazard]
-    _add_possible(exact.rows.values(), engine)
+            _add_hazard(exact.rows.setdefault(var, OpRange(var.name, var.op.op_type)), precision, nan)
+    for row in exact.rows.values():
+        _add_may_saturate(row, engine)
     return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
 
 
@@ -316,12 +315,17 @@ def _remedy(op_type: str, kind: str) -> str | None:
     return "causal_mask_tensor" if kind == "infinite" and op_type in MASK_OPS else SCALING.get(kind)
 
 
-def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
-    for row in rows:
-        seen = any(h.arithmetic == engine for h in row.hazards)
-        if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
-            remedy = _remedy(row.op_type, "may saturate")
-            row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
+def _add_hazard(row: OpRange, arithmetic: str, nan: bool) -> None:
+    hazard = _hazard(row, arithmetic, nan)
+    if hazard not in row.hazards:
+        row.hazards.append(hazard)
+
+
+def _add_may_saturate(row: OpRange, engine: str) -> None:
+    seen = any(h.arithmetic == engine for h in row.hazards)
+    if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
+        remedy = _remedy(row.op_type, "may saturate")
+        row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
 
 
 def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tensor]]:

@@ -131,6 +131,7 @@ def test_an_op_that_only_fp16_reaches_has_a_row() -> None:
     assert "only reached there" in " ".join(str(found).split())
     read = Ranges.from_json(json.loads(json.dumps(found.to_json())))
     assert str(read) == str(found)
+    assert str(read.merge(found).rows) == str(found.rows)
     (finding,) = ranges_on_samples(program, {"x": np.array([400.0])}, Target.parse("M1")).findings["exp"]
     assert finding.message == "overflow in fp16: fp32 takes another branch"
 
@@ -157,6 +158,31 @@ def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
     infinite = {"ops": [], "unsound_inputs": [], "samples": math.inf, "arithmetic": "fp16"}
     with pytest.raises(SurgeryError, match="this is no result of `ranges`: OverflowError"):
         Ranges.from_json(infinite)
+
+
+def quotient(x: Var) -> Var:
+    over, under = mb.split(x=x, num_splits=2, axis=0)
+    return mb.real_div(x=over, y=under, name="z")
+
+
+@pytest.mark.parametrize(
+    ("build", "samples", "kinds"),
+    [
+        (lambda x: mb.exp(x=x), [(20.0, 0.0), (200.0, 0.0)], {"infinite"}),  # one is too large for fp16 only
+        (quotient, [(1.0, 1e-6), (1e-9, 1e-9)], {"nan"}),  # one is too large for fp16, one a NaN in it
+    ],
+)
+def test_shares_that_break_in_other_ways_merge_to_the_whole(
+    build: Callable[[Var], Var], samples: list[tuple[float, float]], kinds: set[str]
+) -> None:
+    specs = [mb.TensorSpec((2,), dtype=types.fp32)]
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: build(x))
+    sets = [{"x": np.array(pair, np.float32)} for pair in samples]
+    whole = ane.ranges(program, sets)
+    assert {h.kind for row in whole.rows for h in row.hazards} == kinds
+    first, second = (ane.ranges(program, sets, shard=(n, 2)) for n in (1, 2))
+    for merged in (first.merge(second), second.merge(first)):
+        assert str(merged.rows) == str(whole.rows)
 
 
 def test_sizes_that_do_not_fit_are_said_by_the_op() -> None:

@@ -238,7 +238,7 @@ def ranges(
     first = Predictor(model, function=function, member=member)
     if inputs is None:
         inputs = first.sample(seed)
-    whole = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    whole = sets_of(inputs)
     samples = share(shard).of(whole)
     if not samples:
         of = f" of {len(whole)}" if whole else ""
@@ -260,6 +260,11 @@ def ranges(
     return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
 
 
+def sets_of(inputs: Any) -> list[Any]:
+    """Return the sets of inputs; what is no collection is one set, which the predictor refuses in words."""
+    return [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+
+
 def _spread(
     model: Any, inputs: Any, part: Shard, where: tuple[int, Any], options: Mapping[str, Any], seed: int
 ) -> Ranges:
@@ -269,7 +274,7 @@ def _spread(
     path = str(Path(model).expanduser().absolute())
     where_to = {name: options[name] for name in ("function", "member")}
     whole = inputs if inputs is not None else Predictor(path, **where_to).sample(seed)
-    samples = part.of([whole] if isinstance(whole, Mapping) else list(whole))
+    samples = part.of(sets_of(whole))
     with workers(*where) as those:
         count = max(1, min(those.count, len(samples)))
         parts = [Shard(number, count).of(samples) for number in range(1, count + 1)]

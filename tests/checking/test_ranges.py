@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,13 @@ def test_shares_that_break_in_other_ways_merge_to_the_whole(
     first, second = (ane.ranges(program, sets, shard=(n, 2)) for n in (1, 2))
     for merged in (first.merge(second), second.merge(first)):
         assert str(merged.rows) == str(whole.rows)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_inputs_that_are_no_sets_are_refused_in_words(tmp_path: Path, jobs: int) -> None:
+    ane.save(ane.load(program_of(scores, 1, 2)), tmp_path / "m.mlpackage")
+    with pytest.raises(InterpretError, match="inputs are a dictionary of arrays by name, not a int"):
+        ane.ranges(tmp_path / "m.mlpackage", 5, jobs=jobs)  # type: ignore[arg-type]
 
 
 def test_sizes_that_do_not_fit_are_said_by_the_op() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.ranges import Hazard, OpRange, ranges
+from anesurgery.checking.ranges import Hazard, OpRange, ranges, sets_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.properties import CHIPS, FORGE, GUIDE, STUDY
 from anesurgery.mil import Operation, Program, operands, walk_ops
@@ -83,7 +83,7 @@ def ranges_on_samples(
         SurgeryError: no inputs.
     """
     loaded = Loaded.of(model)
-    samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    samples = sets_of(inputs)
     seen = ranges(loaded.program, samples, chip=measured_chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     by_op: dict[str, tuple[Finding, ...]] = {}

@@ -254,6 +254,7 @@ def ranges(
             predictor(values, listener=listener)
     for precision, watch in watches.items():
         for var, nan in watch.broken.items():
+            assert var.op is not None  # it was seen as the output of an op
             _add_hazard(exact.rows.setdefault(var, OpRange(var.name, var.op.op_type)), precision, nan)
     for row in exact.rows.values():
         _add_may_saturate(row, engine)

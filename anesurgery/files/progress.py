@@ -58,9 +58,9 @@ def listening() -> Iterator[Listener]:
 
 @contextmanager
 def work(total: int, unit: str = "B") -> Iterator[None]:
-    """Declare how much there is to do in the body, which inside other work of the same unit is a part of that."""
+    """Declare how much there is to do in the body, a part of the outer work if that has the same unit."""
     listener = _LISTENER.get()
-    outer = listener and listener.amount
+    outer = None if listener is None else listener.amount
     if listener is None or (outer is not None and outer.unit == unit):
         yield
         return

@@ -63,6 +63,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts.written_exponentials import (
     ENDS,
     LOGS_OF_SHARES,
@@ -72,7 +73,6 @@ from anesurgery.facts.written_exponentials import (
     written_exponential,
 )
 from anesurgery.interpret.arithmetic.engine_faults import SOFTPLUS_CLIFF
-from anesurgery.mil import fixed_shape
 from anesurgery.regions import formulas
 
 NEAR_ZERO = 30.0
@@ -114,7 +114,7 @@ class FuseExponential(Rewrite):
         if m.root.op_type != "log" or not 0 < (an.number(m.root.epsilon) or 0.0) <= NO_GUARD:
             return None
         most = NEAR_ONE if m.form.opposite else NEAR_ZERO
-        return rng.uniform(-most, most, fixed_shape(var)).astype(an.np_dtype(var))
+        return rng.uniform(-most, most, drawn_shape(var)).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the stable form."""

@@ -8,11 +8,12 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 from pass_cases import stays, table
 
 import anesurgery as ane
 from anesurgery.facts.written_exponentials import written_exponential
-from anesurgery.mil import Program, mb, types, walk_ops
+from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.testing import apply_pass
 
@@ -194,6 +195,18 @@ def test_a_recipe_takes_the_form_that_keeps_digits() -> None:
     surgery = ane.apply(before, "safe_numbers", target="M1/macOS 14", prove="sites", quiet=True)
     assert {change.pass_name for change in surgery.changes} == {"fuse_exponential"}
     assert "exp" in {op.op_type for op in walk_ops(surgery.program)}
+
+
+def test_numbers_are_drawn_where_a_length_is_dynamic() -> None:
+    """The guard of 1e-45 needs numbers near 0, of any length."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, get_new_symbol()))], opset_version=ct.target.iOS17)
+    def softplus(x: Var) -> Var:
+        return mb.log(x=mb.add(x=mb.exp(x=x), y=np.float32(1)), epsilon=np.float32(1e-45), name="y")
+
+    after, session = apply_pass(FuseExponential(), softplus)
+    assert len(session.changes) == 1
+    assert "log" not in {op.op_type for op in walk_ops(after)}
 
 
 @pytest.mark.parametrize("name", ["log sigmoid", "of 1 less a sigmoid", "log softmax"])

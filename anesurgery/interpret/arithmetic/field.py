@@ -383,13 +383,13 @@ def exact(primes: Primes, value: Any) -> list[Tensor]:
         digits, (m, e) = np.finfo(array.dtype).nmant + 1, np.frexp(array)
         whole, low = np.ldexp(m, digits).astype(np.int64), int(e.min(initial=0))
         powers, place = range(low - digits, int(e.max(initial=0)) - digits + 1), e - low
-    few = array.size - np.count_nonzero(array) + array.size // SCARCE
+    zeros_allowed = array.size - np.count_nonzero(array) + array.size // SCARCE
     lanes = []
     for p in primes:
         table = np.array([pow(2, k, p) for k in powers], np.int64)
         small = whole if array.dtype.itemsize <= 4 else whole % p
         lane = below(p, torch.from_numpy(np.asarray(small * table.take(place))))
-        if array.size - np.count_nonzero(lane.numpy()) > few:
+        if array.size - np.count_nonzero(lane.numpy()) > zeros_allowed:
             raise Zero("a constant is 0 in a lane")
         lanes.append(lane)
     return lanes

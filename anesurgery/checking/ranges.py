@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +45,23 @@ class Hazard:
     """ "overflow" (beyond 65504), "saturates" (a sum of products reaches 32768), "may saturate" (it can, in
     some order of its terms), "nan", "infinite"."""
     value: float
-    """The magnitude in the exact run that shows it."""
+    """The magnitude in the exact run that shows it; NaN where only this arithmetic reached the op."""
     remedy: str | None
     """The pass that may help; None when there is none."""
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self.arithmetic}: {self.value:.4g}, {_help(self.remedy)}"
-
-
-def _help(remedy: str | None) -> str:
-    return f"see pass {remedy}" if remedy else "no pass helps yet"
+        unseen = math.isnan(self.value) and self.arithmetic != "fp32"
+        value = "only reached there" if unseen else f"{self.value:.4g}"
+        help_ = f"see pass {self.remedy}" if self.remedy else "no pass helps yet"
+        return f"{self.kind} in {self.arithmetic}: {value}, {help_}"
 
 
 @dataclass
 class OpRange:
-    """What one op gave over the calibration set, in exact arithmetic."""
+    """What one op gave over the calibration set, in exact arithmetic.
+
+    The minimum is above the maximum where only the run in fp16 or the engine's took the op's branch.
+    """
 
     name: str
     op_type: str
@@ -70,29 +72,34 @@ class OpRange:
     hazards: list[Hazard] = field(default_factory=list)
 
     @property
+    def reached(self) -> bool:
+        """Whether the exact run computed the op."""
+        return not self.minimum > self.maximum
+
+    @property
     def largest(self) -> float:
         """The largest magnitude; NaN if there was a NaN."""
         if math.isnan(self.minimum):
             return math.nan
-        return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
+        return max(abs(self.minimum), abs(self.maximum)) if self.reached else 0.0
 
     def joined(self, other: OpRange) -> OpRange:
-        """Return the union of two ranges."""
+        """Return the row of the whole set from those of two shares, of which each may show other hazards."""
         low, high = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         if math.isnan(self.minimum) or math.isnan(other.minimum):
             low = high = math.nan
         sums = [s for s in (self.partial_sum, other.partial_sum) if s is not None]
         joint = OpRange(self.name, self.op_type, low, high, max(sums, default=None))
-        hazards = {joint._seen(hazard): None for hazard in (*self.hazards, *other.hazards)}
-        sure = {hazard.arithmetic for hazard in hazards if hazard.kind != "may saturate"}
-        joint.hazards = [h for h in hazards if h.kind != "may saturate" or h.arithmetic not in sure]
+        hazards = (*self.hazards, *other.hazards)
+        broken: dict[str, bool] = {}
+        for hazard in sorted(hazards, key=lambda h: h.arithmetic, reverse=True):  # fp16 before the engine
+            if hazard.kind != "may saturate":
+                broken[hazard.arithmetic] = broken.get(hazard.arithmetic, False) or hazard.kind == "nan"
+        for arithmetic, nan in broken.items():
+            _add_hazard(joint, arithmetic, nan)
+        for engine in {hazard.arithmetic for hazard in hazards} - {"fp32", "fp16"}:
+            _add_may_saturate(joint, engine)
         return joint
-
-    def _seen(self, hazard: Hazard) -> Hazard:
-        """Return a hazard that a share of the set showed, with the magnitude over the whole set."""
-        kind = "overflow" if hazard.kind == "saturates" and self.largest > fp16.LARGEST else hazard.kind
-        partial = self.partial_sum if kind in ("saturates", "may saturate") else None
-        return replace(hazard, kind=kind, value=self.largest if partial is None else partial)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> OpRange:
@@ -109,7 +116,7 @@ class OpRange:
 
 @dataclass(frozen=True)
 class Ranges(Drawn):
-    """The certificate: a row for each op, in file order."""
+    """The certificate: a row for each op, in the order of the exact run; last, those that it did not reach."""
 
     rows: tuple[OpRange, ...]
     samples: int
@@ -231,7 +238,7 @@ def ranges(
     first = Predictor(model, function=function, member=member)
     if inputs is None:
         inputs = first.sample(seed)
-    whole = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    whole = sets_of(inputs)
     samples = share(shard).of(whole)
     if not samples:
         of = f" of {len(whole)}" if whole else ""
@@ -247,11 +254,16 @@ def ranges(
             predictor(values, listener=listener)
     for precision, watch in watches.items():
         for var, nan in watch.broken.items():
-            row = exact.rows[var]
-            hazard = _hazard(row, precision, nan)
-            row.hazards += [] if hazard in row.hazards else [hazard]
-    _add_possible(exact.rows.values(), engine)
+            assert var.op is not None  # it was seen as the output of an op
+            _add_hazard(exact.rows.setdefault(var, OpRange(var.name, var.op.op_type)), precision, nan)
+    for row in exact.rows.values():
+        _add_may_saturate(row, engine)
     return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
+
+
+def sets_of(inputs: Any) -> list[Any]:
+    """Return the sets of inputs; what is no collection is one set, which the predictor refuses in words."""
+    return [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
 
 
 def _spread(
@@ -263,7 +275,7 @@ def _spread(
     path = str(Path(model).expanduser().absolute())
     where_to = {name: options[name] for name in ("function", "member")}
     whole = inputs if inputs is not None else Predictor(path, **where_to).sample(seed)
-    samples = part.of([whole] if isinstance(whole, Mapping) else list(whole))
+    samples = part.of(sets_of(whole))
     with workers(*where) as those:
         count = max(1, min(those.count, len(samples)))
         parts = [Shard(number, count).of(samples) for number in range(1, count + 1)]
@@ -293,13 +305,13 @@ def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
 
 def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
     """Return the hazard of an op that breaks in an arithmetic, or in fp32 already."""
-    value = row.largest
-    if not math.isfinite(value):
+    value = row.largest if row.reached else math.nan
+    if row.reached and not math.isfinite(value):
         kind = "nan" if math.isnan(value) else "infinite"
         return Hazard("fp32", kind, value, _remedy(row.op_type, kind))
     if nan:
         return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
-    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= fp16.LARGEST
+    saturates = arithmetic != "fp16" and row.op_type in SUMS and row.largest <= fp16.LARGEST
     kind = "saturates" if saturates else "overflow"
     shown = row.partial_sum if saturates and row.partial_sum is not None else value
     return Hazard(arithmetic, kind, shown, _remedy(row.op_type, kind))
@@ -309,12 +321,17 @@ def _remedy(op_type: str, kind: str) -> str | None:
     return "causal_mask_tensor" if kind == "infinite" and op_type in MASK_OPS else SCALING.get(kind)
 
 
-def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
-    for row in rows:
-        seen = any(h.arithmetic == engine for h in row.hazards)
-        if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
-            remedy = _remedy(row.op_type, "may saturate")
-            row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
+def _add_hazard(row: OpRange, arithmetic: str, nan: bool) -> None:
+    hazard = _hazard(row, arithmetic, nan)
+    if hazard not in row.hazards:
+        row.hazards.append(hazard)
+
+
+def _add_may_saturate(row: OpRange, engine: str) -> None:
+    seen = any(h.arithmetic == engine for h in row.hazards)
+    if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
+        remedy = _remedy(row.op_type, "may saturate")
+        row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
 
 
 def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tensor]]:

@@ -26,9 +26,12 @@ from anesurgery.errors import SurgeryError
 
 if TYPE_CHECKING:
     from anesurgery.placement.inspection import Inspection, Segment
+    from anesurgery.placement.target import Target
 
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
+GATE = 40.0
+"""The default of --gate, in dB."""
 
 After = Annotated[str | None, typer.Argument(help="A second model, to compare with.")]
 Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
@@ -69,11 +72,13 @@ def inspect(
     fix: Fix = None,
     why: Op = None,
     rates: Rates = None,
-    gate: Gate = 40.0,
+    gate: Gate = GATE,
     overwrite: Overwrite = False,
     full: Full = False,
 ) -> Outcome:
     """Say where each op of a model runs, why, and which pass repairs it. A folder works too."""
+    _check_used("--gate", gate != GATE, {"--fix": fix})
+    _check_used("--overwrite", overwrite, {"--fix": fix, "--html": html})
     exclusive = {"--fix": fix, "--segments": segments, "--status": status, "--why": why}
     if is_folder(model):
         asked = {"AFTER": after, "--function": call["function"], "--inputs": inputs}
@@ -82,10 +87,12 @@ def inspect(
     if call["jobs"] > 1 or call["scheduler"] is not None:
         raise SurgeryError("--jobs and --scheduler share out the models of a folder; name a folder")
     _check_one({"AFTER": after, **exclusive})
+    target = _target(call, rates)
     if why is not None:
-        return _why(call, model, why)
+        _check_one({"--why": why, "--html": html, "--measured": call["measured"]})
+        return _why(call, model, why, target, inputs)
     _check_files(model, html, fix, overwrite)
-    look = partial(call, target=_target(call, rates), compute_units=None, inputs=inputs)
+    look = partial(call, target=target, compute_units=None, inputs=inputs)  # the target holds the units
     first = look(model)
     second = look(after) if after is not None else None
     repair = _Repair()
@@ -115,6 +122,12 @@ def _check_one(asked: Mapping[str, Any]) -> None:
         raise SurgeryError(f"{' and '.join(named)} cannot be asked for at once; choose one")
 
 
+def _check_used(name: str, is_given: bool, needed: Mapping[str, Any]) -> None:
+    """Refuse an option that has no effect without one of those in `needed`."""
+    if is_given and not any(needed.values()):
+        raise SurgeryError(f"{name} has no effect without {' or '.join(needed)}; leave it out")
+
+
 def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
     """Refuse places that cannot be written to, before any work is done."""
     from anesurgery.files.writing import check_target
@@ -126,7 +139,7 @@ def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: boo
     check_pages(overwrite, html)
 
 
-def _target(call: Call, rates: Path | None) -> Any:
+def _target(call: Call, rates: Path | None) -> Target:
     from anesurgery.placement.corrections import read_corrections
     from anesurgery.placement.target import Target
 
@@ -163,16 +176,15 @@ def _repair(call: Call, model: str, package: Path, options: dict[str, Any], over
     return _Repair(passes, surgery.wrong if surgery.below(options["gate"]) else "")
 
 
-def _why(call: Call, model: str, op: str) -> Outcome:
+def _why(call: Call, model: str, op: str, target: Target, inputs: Any) -> Outcome:
     from anesurgery.loading import load
     from anesurgery.placement.inspector import why
     from anesurgery.placement.models import is_layered
-    from anesurgery.placement.target import Target
 
     if is_layered(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", call.silent):
-        reasons = why(load(model), op, Target.parse(call["target"], call["compute_units"]), call["function"])
+        reasons = why(load(model), op, target, call["function"], inputs)
     return Outcome(reasons, then=command("see", model, target=call["target"]))
 
 

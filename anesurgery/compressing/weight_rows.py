@@ -133,8 +133,9 @@ def _matmul(weight: str) -> Reader:
 
 def _table(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
     """Return the rows of a table of embeddings, each of which is read as it is."""
-    axis = 0 if op.inputs.get("axis") is None else int(op.axis.val)
-    if axis % len(shape) or len(shape) != 2:
+    if len(shape) != 2:
+        return f"it is a table of {len(shape)} axes"
+    if _int_input(op, "axis", 0) % 2:
         return "it is looked up along another axis than the first"
     return WeightRows(op, shape, 1, (0, 1), 0, lambda given: None)
 

@@ -58,16 +58,17 @@ def listening() -> Iterator[Listener]:
 
 @contextmanager
 def work(total: int, unit: str = "B") -> Iterator[None]:
-    """Declare how much there is to do in the body; inside another `work` this has no effect."""
+    """Declare how much there is to do in the body, a part of the outer work if that has the same unit."""
     listener = _LISTENER.get()
-    if listener is None or listener.amount is not None:
+    outer = None if listener is None else listener.amount
+    if listener is None or (outer is not None and outer.unit == unit):
         yield
         return
     listener.amount = Amount(total, unit)
     try:
         yield
     finally:
-        listener.amount = None
+        listener.amount = outer
 
 
 def advance(count: int) -> None:

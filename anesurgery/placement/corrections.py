@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import DAMAGED, LoadError, UnknownName
 from anesurgery.files.source import read_json
+from anesurgery.mil import op_types
 
 FORMAT = "anesurgery.rates/1"
 UNITS = ("ane", "cpu")
-_UNREADABLE = (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,13 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
         plain = read_json(Path(path).expanduser())
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
+        if not isinstance(plain["hosts"], list):
+            raise ValueError(f"its hosts are {plain['hosts']!r}, expected a list")
+        if unknown := plain["rates"].keys() - op_types():
+            raise UnknownName("op type", min(unknown), op_types(), "the op types of Core ML")
         rates = {op: {u: _correction(u, units[u]) for u in units} for op, units in plain["rates"].items()}
         return Corrections(tuple(map(str, plain["hosts"])), rates)
-    except _UNREADABLE as error:
+    except (*DAMAGED, UnknownName) as error:
         raise LoadError(f"{path} is no table of rates: {error}; write one with `anesurgery learn`") from error
 
 

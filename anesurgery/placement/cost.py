@@ -183,7 +183,7 @@ def _with_larger_error(estimated: Estimate, factors: tuple[float, float]) -> Est
 
 
 def _gpu_guess(op: Operation, work: Work) -> float | None:
-    """Return the guessed microseconds on the GPU; None for ops that never ran there."""
+    """Return the guessed microseconds on the GPU; None for op types without a fitted guess."""
     if op.op_type not in SEEN_ON_GPU | SUMS or np_dtype(op.outputs[0]).kind != "f":
         return None
     return max((work.moved + work.constant) / GPU_MEMORY, work.flop / GPU_SUMS)

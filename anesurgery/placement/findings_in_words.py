@@ -20,6 +20,7 @@ ALWAYS_NAN = "num-mask-product"
 """The rule about masks that make every row NaN; other risks of numbers depend on the inputs."""
 NAN_TEST = "num-nan-test"
 """The rule about tests for NaN, which fail on the engine alone."""
+UNREPAIRED = "no pass repairs it"
 NOT_FINITE = names(
     "num-mac-32768 num-square num-scale-after num-scores num-mask-causal num-mask num-mask-rows num-reduce "
     "num-mask-product num-constant num-eps num-eps-subnormal num-quotient num-slice-q4 num-softmax num-exp "
@@ -46,9 +47,9 @@ class RuleFindings:
 
     @property
     def help(self) -> str:
-        """The pass that repairs the finding, and the advice, in words."""
+        """The pass that repairs the finding, and the advice, in words; that there is none, without either."""
         by_name = f"apply {self.first.remedy}" if self.first.remedy else ""
-        return " or ".join(filter(None, [by_name, self.first.advice]))
+        return " or ".join(filter(None, [by_name, self.first.advice])) or UNREPAIRED
 
 
 def grouped_by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
@@ -128,7 +129,7 @@ def in_short(findings: Iterable[Finding]) -> str:
 def _rule_list(what: str, findings: Iterable[Finding]) -> str:
     """Return "<what>: <rule> (<repair>), ..."; "" without findings."""
     words = [
-        f"{group.first.rule} ({group.first.remedy or group.first.advice or 'no pass repairs it'})"
+        f"{group.first.rule} ({group.first.remedy or group.first.advice or UNREPAIRED})"
         for group in grouped_by_rule(findings)
     ]
     return f"{what}: {', '.join(words)}" if words else ""

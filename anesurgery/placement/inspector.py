@@ -437,15 +437,17 @@ class Why(Drawn):
         return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
 
 
-def why(model: Loaded | Program, op: str, target: Target, function: str | None = None) -> Why:
-    """Explain the placement of an op of an ML Program.
+def why(
+    model: Loaded | Program, op: str, target: Target, function: str | None = None, inputs: Any = None
+) -> Why:
+    """Explain the placement of an op of an ML Program, with the values that it reaches on `inputs`.
 
     Raises:
         UnknownName: no op of that name.
     """
     loaded = Loaded.of(model)
     rules = (*RULES, *rules_outside_tables())
-    inspection = inspect_program(loaded, target, function=function)
+    inspection = inspect_program(loaded, target, inputs=inputs, function=function)
     judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
     if op not in judged:
         raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)

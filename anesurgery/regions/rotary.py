@@ -225,13 +225,13 @@ def signed_part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
 
 def exchange(op: Operation) -> tuple[Var, Array] | None:
     """Return the value whose parts a concat exchanges, and the matrix that does the same; else None."""
-    axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
+    axis, whole = axis_of(op), static_shape(op.outputs[0])
     parts: Sequence[tuple[Var, AxisSlice, float] | None] = [signed_part(v, axis) for v in op.values]
     source = parts[0][0] if parts and parts[0] is not None else None
     if source is None or any(p is None or p[0] is not source for p in parts):
         return None
-    if fixed_shape(source) != fixed_shape(op.outputs[0]):
+    if whole is None or static_shape(source) != whole:
         return None
     return source, np.concatenate(
-        [p[2] * np.eye(size)[p[1].begin : p[1].end : p[1].stride] for p in parts if p]
+        [p[2] * np.eye(whole[axis])[p[1].begin : p[1].end : p[1].stride] for p in parts if p]
     )

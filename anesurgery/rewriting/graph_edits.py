@@ -38,7 +38,7 @@ from anesurgery.mil import (
     operands,
     types,
 )
-from anesurgery.ops import BROADCASTING, UNARY
+from anesurgery.ops import BROADCASTING
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import Built, alike, proof_of, remove_dead
 from anesurgery.rewriting.passes import Pass
@@ -190,18 +190,26 @@ def _sources(var: Var, axis: int) -> frozenset[Any]:
     """Return the sizes that the size of an axis is broadcast from."""
     found, seen, pending = set[Any](), set[tuple[Var, int]](), [(var, axis)]
     while pending:
-        var, axis = pending.pop()
-        size, op = var.shape[axis], var.op
-        if (var, axis) in seen:
-            continue
-        seen.add((var, axis))
-        wide = []
-        if is_symbolic(size) and op is not None and op.op_type in BROADCASTING | UNARY:
-            placed = ((v, axis - var.rank + v.rank) for _, v in operands(op))
-            wide = [(v, a) for v, a in placed if a >= 0 and v.shape[a] != 1]
-        pending += wide
-        found |= set() if wide else {size}
+        place = pending.pop()
+        if place not in seen:
+            seen.add(place)
+            earlier = _earlier_sizes(*place)
+            pending += earlier
+            found |= set() if earlier else {place[0].shape[place[1]]}
     return frozenset(found)
+
+
+def _earlier_sizes(var: Var, axis: int) -> list[tuple[Var, int]]:
+    """Return an operand's axis of the same dynamic size, or the axes that it is broadcast from; [] for none."""
+    size, op = var.shape[axis], var.op
+    if op is None or not is_symbolic(size):
+        return []
+    tensors = [v for _, v in operands(op) if types.is_tensor(v.sym_type)]
+    same = [(v, a) for v in tensors for a, length in enumerate(v.shape) if length == size]
+    if same or op.op_type not in BROADCASTING:
+        return same[:1]
+    placed = ((v, axis - var.rank + v.rank) for v in tensors)
+    return [(v, a) for v, a in placed if a >= 0 and v.shape[a] != 1]
 
 
 def substitute(function: Function, old: Var, new: Var, after: Operation | None = None) -> None:

@@ -271,8 +271,7 @@ def ranges_report(ranges: Ranges) -> Report:
         (
             row.op_type,
             row.name,
-            f"{row.minimum:.4g}",
-            f"{row.maximum:.4g}",
+            *(f"{end:.4g}" if row.reached else "" for end in (row.minimum, row.maximum)),
             "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
             "; ".join(map(str, row.hazards)),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from anesurgery import registry
 from anesurgery.checking.ranges import Ranges
 from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types
+from anesurgery.placement.rules.sampled import ranges_on_samples
+from anesurgery.placement.target import Target
 
 
 def program_of(build: Callable[[Var], Var], *shape: int) -> Program:
@@ -110,6 +113,30 @@ def test_bad_calibration_sets() -> None:
     assert ane.ranges(program).samples == 1
 
 
+def test_an_op_that_only_fp16_reaches_has_a_row() -> None:
+    def build(x: Var) -> Var:
+        scaled = mb.mul(x=mb.mul(x=x, y=x, name="square"), y=np.float16(0.25))
+        is_large = mb.squeeze(x=mb.greater(x=scaled, y=np.float16(60000)))
+        return mb.cond(
+            pred=is_large,
+            _true_fn=lambda: mb.exp(x=x, name="exp"),
+            _false_fn=lambda: mb.add(x=x, y=np.float16(1), name="add"),
+            name="y",
+        )
+
+    program = program_of(build, 1)
+    found = ane.ranges(program, {"x": np.array([400.0])})
+    row = {row.name: row for row in found.rows}["exp"]
+    assert not row.reached
+    assert [str(h) for h in row.hazards] == ["overflow in fp16: only reached there, see pass scale_ranges"]
+    assert "only reached there" in " ".join(str(found).split())
+    read = Ranges.from_json(json.loads(json.dumps(found.to_json())))
+    assert str(read) == str(found)
+    assert str(read.merge(found).rows) == str(found.rows)
+    (finding,) = ranges_on_samples(program, {"x": np.array([400.0])}, Target.parse("M1")).findings["exp"]
+    assert finding.message == "overflow in fp16: fp32 takes another branch"
+
+
 def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
     program = program_of(scores, 1, 2)
     samples = [{"x": np.array([[low, high]])} for low, high in ((1, 2), (-150, 151), (200, 200), (-300, 4))]
@@ -132,6 +159,38 @@ def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
     infinite = {"ops": [], "unsound_inputs": [], "samples": math.inf, "arithmetic": "fp16"}
     with pytest.raises(SurgeryError, match="this is no result of `ranges`: OverflowError"):
         Ranges.from_json(infinite)
+
+
+def quotient(x: Var) -> Var:
+    over, under = mb.split(x=x, num_splits=2, axis=0)
+    return mb.real_div(x=over, y=under, name="z")
+
+
+@pytest.mark.parametrize(
+    ("build", "samples", "kinds"),
+    [
+        (lambda x: mb.exp(x=x), [(20.0, 0.0), (200.0, 0.0)], {"infinite"}),  # one is too large for fp16 only
+        (quotient, [(1.0, 1e-6), (1e-9, 1e-9)], {"nan"}),  # one is too large for fp16, one a NaN in it
+    ],
+)
+def test_shares_that_break_in_other_ways_merge_to_the_whole(
+    build: Callable[[Var], Var], samples: list[tuple[float, float]], kinds: set[str]
+) -> None:
+    specs = [mb.TensorSpec((2,), dtype=types.fp32)]
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: build(x))
+    sets = [{"x": np.array(pair, np.float32)} for pair in samples]
+    whole = ane.ranges(program, sets)
+    assert {h.kind for row in whole.rows for h in row.hazards} == kinds
+    first, second = (ane.ranges(program, sets, shard=(n, 2)) for n in (1, 2))
+    for merged in (first.merge(second), second.merge(first)):
+        assert str(merged.rows) == str(whole.rows)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_inputs_that_are_no_sets_are_refused_in_words(tmp_path: Path, jobs: int) -> None:
+    ane.save(ane.load(program_of(scores, 1, 2)), tmp_path / "m.mlpackage")
+    with pytest.raises(InterpretError, match="inputs are a dictionary of arrays by name, not a int"):
+        ane.ranges(tmp_path / "m.mlpackage", 5, jobs=jobs)  # type: ignore[arg-type]
 
 
 def test_sizes_that_do_not_fit_are_said_by_the_op() -> None:

@@ -69,3 +69,11 @@ def test_the_command_names_rule_source_and_scope(tmp_path: Path) -> None:
     assert plain["op"]["name"] == "wide"
     failed = RUN.invoke(app, ["inspect", str(package), "--why", "wav"])
     assert "wave" in str(failed.exception)
+
+
+def test_the_command_says_what_samples_show_about_an_op(tmp_path: Path) -> None:
+    ane.save(ane.load(sine()), tmp_path / "m.mlpackage")
+    np.savez(tmp_path / "large.npz", x=np.full((1, 64), 2000, np.float32))
+    given = ["--inputs", str(tmp_path / "large.npz"), "--json"]
+    shown = RUN.invoke(app, ["inspect", str(tmp_path / "m.mlpackage"), "--why", "wide", *given]).stdout
+    assert "overflow in fp16: a magnitude of 1.28e+05" in shown

@@ -11,6 +11,7 @@ import torch
 
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import PRIMES, Image
+from anesurgery.interpret.table import Unsupported
 
 SHAPES = [(), (4,), (2, 3, 5, 7), (40_000,), (3, 2, 20_000)]
 """Some are longer than a block that stays in the cache."""
@@ -68,6 +69,16 @@ def test_weighted_sums(axes: list[int]) -> None:
     ]
     for made in (field.weighted(x, weights, axes), field.weighted(named(x), weights, axes)):
         assert all(torch.equal(a, b) for a, b in zip(made.lanes, wanted, strict=True))
+
+
+def test_weighted_sums_do_not_wrap() -> None:
+    """The wrong version: sums in int64 of more products than it holds, which are no sums modulo the primes."""
+    count = 1 << 23
+    longer = Image([torch.full((1,), p - 1).expand(count + 1) for p in PRIMES], PRIMES)
+    x = longer.map(lambda v: v[:count])
+    assert [int(v) for v in field.weighted(x, x, [0]).lanes] == [count % p for p in PRIMES]
+    with pytest.raises(Unsupported, match=f"a sum of {count + 1} products"):
+        field.weighted(longer, longer, [0])
 
 
 def test_arguments_that_broadcast_are_mixed_once_and_give_the_same() -> None:

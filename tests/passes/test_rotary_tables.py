@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
+from coremltools.converters.mil.mil import get_new_symbol
 from pass_cases import stays, table
 
 from anesurgery.errors import PassError
@@ -184,3 +185,12 @@ def parts_in_their_order_are_no_exchange() -> Program:
 
 
 test_cases, test_surroundings = table(RotaryTables(), stays(parts_in_their_order_are_no_exchange))
+
+
+def test_parts_of_a_dynamic_axis_are_no_exchange() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, get_new_symbol()))], opset_version=ct.target.iOS17)
+    def turned(x: Var) -> Var:
+        first = mb.slice_by_index(x=x, begin=[0, 0], end=[2, 4])
+        return mb.concat(values=[mb.slice_by_index(x=x, begin=[0, 4], end=[2, 8]), first, x], axis=1, name="y")
+
+    assert not apply_pass(RotaryTables(), turned)[1].changes

@@ -14,8 +14,10 @@ from hazard_graphs import HAZARDS
 
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
-from anesurgery.placement.evidence import Rule
+from anesurgery.placement.evidence import Finding, Grade, Rule
+from anesurgery.placement.findings_in_words import hidden_risks, report_lines, unrepaired
 from anesurgery.placement.rules import numeric, shapes, slow
+from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.target import Target
 from anesurgery.registry import make_pass, pass_names
 from anesurgery.surgery import apply
@@ -584,3 +586,10 @@ def test_the_remedy_repairs_it(rule: Rule, converted: Callable[..., Any]) -> Non
         assert said(rule, found)
         repaired = apply(found, [make_pass(rule.remedy)], prove=None, quiet=True)
         assert said(rule, repaired.program) == []
+
+
+def test_a_line_without_pass_and_advice_says_that_there_is_none() -> None:
+    claim = next(name for name, fault in CLAIMS.items() if fault.simulate is None)
+    finding = Finding(claim, "numeric", "wrong numbers", "a reason", "a source", Grade.REPORTED)
+    for line in (hidden_risks([finding])[1], *report_lines([finding]), *unrepaired([finding])):
+        assert line.endswith("a reason (a source); no pass repairs it")

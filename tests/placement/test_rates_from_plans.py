@@ -242,6 +242,23 @@ def test_corrections_out_of_range_are_refused(tmp_path: Path, unit: str, correct
 
 
 @pytest.mark.parametrize(
+    ("hosts", "op", "words"),
+    [
+        ('"Apple M2"', "conv", "its hosts are 'Apple M2', expected a list"),
+        ("[]", "cnov", "unknown op type 'cnov'; did you mean 'conv'"),
+        ("[]", "nosuchthing", "unknown op type 'nosuchthing'; "),
+    ],
+)
+def test_tables_that_would_have_no_effect_are_refused(tmp_path: Path, hosts: str, op: str, words: str) -> None:
+    path = tmp_path / "r.json"
+    text = f'{{"format": "anesurgery.rates/1", "hosts": {hosts}, "rates": {{"{op}": {{}}}}}}'
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(LoadError, match=words) as told:
+        read_corrections(path)
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize(
     "text", ["", "[]", '{"format": "other"}', '{"format": "anesurgery.plan/1", "host": "a"}']
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:

@@ -38,6 +38,8 @@ LANES = 3
 wrong proof is as unlikely as with 60 bits."""
 LONGEST = 8192
 """The most products that may be added up in float64 without rounding."""
+MOST_TERMS = 1 << 23
+"""The most products of residues that may be added up in int64 without wrapping."""
 PIECE = 21
 """The bits of a 64-bit hash that give one residue, and of a name that hold one: one more than a residue has."""
 LOW = (1 << PIECE) - 1
@@ -381,13 +383,13 @@ def exact(primes: Primes, value: Any) -> list[Tensor]:
         digits, (m, e) = np.finfo(array.dtype).nmant + 1, np.frexp(array)
         whole, low = np.ldexp(m, digits).astype(np.int64), int(e.min(initial=0))
         powers, place = range(low - digits, int(e.max(initial=0)) - digits + 1), e - low
-    few = array.size - np.count_nonzero(array) + array.size // SCARCE
+    zeros_allowed = array.size - np.count_nonzero(array) + array.size // SCARCE
     lanes = []
     for p in primes:
         table = np.array([pow(2, k, p) for k in powers], np.int64)
         small = whole if array.dtype.itemsize <= 4 else whole % p
         lane = below(p, torch.from_numpy(np.asarray(small * table.take(place))))
-        if array.size - np.count_nonzero(lane.numpy()) > few:
+        if array.size - np.count_nonzero(lane.numpy()) > zeros_allowed:
             raise Zero("a constant is 0 in a lane")
         lanes.append(lane)
     return lanes
@@ -435,9 +437,15 @@ def with_sign(x: Image, negative: Tensor) -> Image:
 
 
 def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
-    """Return the sum along some axes, times a weight for each place along them; the axes keep the length 1."""
+    """Return the sum along some axes, times a weight for each place along them; the axes keep the length 1.
+
+    Raises:
+        Unsupported: there are more than `MOST_TERMS` places.
+    """
     axes = sorted(a % x.ndim for a in axes)
     count = math.prod(x.shape[a] for a in axes)
+    if count > MOST_TERMS:
+        raise Unsupported(f"a sum of {count} products")
     kept = [1 if a in axes else n for a, n in enumerate(x.shape)]
     last = list(range(x.ndim - len(axes), x.ndim))
     rows = x.map(lambda v: v.movedim(axes, last).reshape(-1, count))

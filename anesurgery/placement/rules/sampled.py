@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.ranges import Hazard, OpRange, ranges
+from anesurgery.checking.ranges import Hazard, OpRange, ranges, sets_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.properties import CHIPS, FORGE, GUIDE, STUDY
 from anesurgery.mil import Operation, Program, operands, walk_ops
@@ -83,7 +83,7 @@ def ranges_on_samples(
         SurgeryError: no inputs.
     """
     loaded = Loaded.of(model)
-    samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    samples = sets_of(inputs)
     seen = ranges(loaded.program, samples, chip=measured_chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     by_op: dict[str, tuple[Finding, ...]] = {}
@@ -92,9 +92,8 @@ def ranges_on_samples(
         new = tuple(_finding(hazard, row, name, seen.samples) for hazard in row.hazards)
         if new:
             by_op[name] = by_op.get(name, ()) + new
-    return SampleRun(
-        by_op, {**_input_magnitudes(samples), **{r.name: r.largest for r in seen.rows}}, seen.samples
-    )
+    largest = {r.name: r.largest for r in seen.rows if r.reached}
+    return SampleRun(by_op, _input_magnitudes(samples) | largest, seen.samples)
 
 
 def _input_magnitudes(samples: Sequence[Values]) -> dict[str, float]:
@@ -121,11 +120,11 @@ def _finding(hazard: Hazard, row: OpRange, name: str, samples: int) -> Finding:
     engine_of_chip = hazard.arithmetic.replace("ane:", "the engine of ")
     arithmetic = "the engine" if engine_of_chip == "ane" else engine_of_chip
     what = "a partial sum of" if "saturate" in hazard.kind else "a magnitude of"
+    seen = f"{what} {hazard.value:.4g}, values from {row.minimum:.4g} to {row.maximum:.4g}"
     return Finding(
         rule=f"sampled-{hazard.kind.replace(' ', '-')}",
         kind="numeric",
-        message=f"{hazard.kind} in {arithmetic}: {what} {hazard.value:.4g}, values from {row.minimum:.4g} to "
-        f"{row.maximum:.4g}",
+        message=f"{hazard.kind} in {arithmetic}: {seen if row.reached else 'fp32 takes another branch'}",
         because=BECAUSE[hazard.kind],
         source=f"{STUDY}; {GUIDE}; {FORGE}" if on_engine else "IEEE 754 half precision",
         grade=Grade.MEASURED if hazard.kind != "may saturate" else Grade.GUESS,

@@ -126,8 +126,8 @@ def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
         return
     if n not in (2, 3):
         raise NotImplementedError(
-            f"{node.name}: the inverse of computed matrices of {n} rows; of 2 or 3 rows it is covered: compute "
-            "it in the app"
+            f"{node.name}: of computed matrices, only those of 2 or 3 rows are inverted; these have {n}: "
+            "invert them in the app"
         )
 
     def moved(rows: int, columns: int) -> Var:

@@ -327,7 +327,7 @@ def test_a_filled_diagonal() -> None:
         (lambda x: x[x > 0].unfold(0, 2, 1), "makes a shape dynamic too: leave it to the app"),
         (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
         (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
-        (lambda x: torch.linalg.inv(x[..., :4]), "matrices of 4 rows; of 2 or 3 rows it is covered"),
+        (lambda x: torch.linalg.inv(x[..., :4]), "only those of 2 or 3 rows are inverted; these have 4"),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
         (lambda x: torch.linalg.solve(x[..., :4], x), "linalg_solve of .*: for 2 or 3 unknowns"),

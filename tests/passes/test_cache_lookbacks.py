@@ -161,7 +161,7 @@ test_cases, test_surroundings = table(
             (lambda x: convolved(x, pads=(4, 0)), "leaves out the token itself"),
             (lambda x: convolved(x, first=1), "other than the tokens"),
             (lambda x: led(x, value=1.0), "another number than 0"),
-            (lambda x: led(x, pad=(1, 2)), "somewhere other than before"),
+            (lambda x: led(x, pad=(1, 2)), "padding that is not before the first token"),
             (lambda x: attention(x, lambda s, v: with_sinks(s, v, behind=False)), "it mixes tokens"),
         ]
     ),

@@ -37,7 +37,7 @@ NO_INPUTS = (
 BRANCHES = ("torch.jit.trace a dynamo-optimized function", "Only torch.Tensor attr handled yet")
 """What torch's tracer and coremltools say of functions as operands, as `torch.cond` has."""
 TRACED = 1e-2
-"""Of the range of an output: what differs by more after a trace is no rounding."""
+"""The share of the range of an output from which on a difference after a trace is no rounding."""
 STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
 """Torch dtype of an input -> dtype in Core ML; float32 for all others."""
 

@@ -77,7 +77,7 @@ class Outputs:
         return self.measured[trial.steps]
 
     def known(self, trial: Trial) -> Near:
-        """Return `near` for a trial of which it is certain that it can be measured."""
+        """Return `near` of a trial that can be measured for certain."""
         near = self.near(trial)
         assert near is not None
         return near
@@ -237,7 +237,7 @@ def _fewest_repairs(steps: Sequence[Pass], start: Trial, trials: Trials, outputs
 
 @dataclass
 class Exact:
-    """The trial without the steps that cost digits, and what was decided."""
+    """What stays after the steps that cost digits are left out, and why."""
 
     end: Trial
     losses: dict[str, str] = field(default_factory=dict)

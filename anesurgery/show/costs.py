@@ -99,14 +99,17 @@ class Problem:
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.
 
-        The problem has one line, and is cut; or up to two with `two_lines`.
+        The problem has one line, and is cut; or up to two with `two_lines`. If the line would end inside the
+        cause, it leaves out units and shares.
         """
         words = f"{number}) {self.what}: {self.why}" if self.what else f"{number}) {self.why}"
         wrapped = textwrap.wrap(words, WIDTH, subsequent_indent="   ")
         if two_lines and len(wrapped) <= 2:
             yield from map(plain, wrapped)
         else:
-            yield cut(words)
+            line = cut(words)
+            short = f"{number}) {self.what.partition(' (')[0]}: {self.why}"
+            yield cut(short) if self.what and line.plain.endswith("…") else line
         if self.remedies:
             yield Text(f"   {repair(self.remedies[0])}", "green", no_wrap=True, overflow="ignore")
         elif self.advice:
@@ -143,7 +146,8 @@ def cut(words: str, style: str = "") -> Text:
     """Return a line that fits a terminal, ended at a clause if possible, and never before the cause."""
     if len(words) <= WIDTH:
         return plain(words, style)
-    least = max(words.find(": ") + 2, WIDTH // 2)  # where the cause begins, but no short line
+    cause = words.find(": ", 0, WIDTH - 1) + 2  # a later colon is not in front of the cause
+    least = max(cause, WIDTH // 2)  # no short line
     if shorter := first_clauses(words, WIDTH, least):
         return plain(shorter, style)
     if " " in words[max(least, WIDTH - LAST_WORD) : WIDTH - 1]:

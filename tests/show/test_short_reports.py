@@ -19,7 +19,7 @@ from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Grade
 from anesurgery.show import summary
-from anesurgery.show.costs import MOST, SCREEN, _first, costs, cut, first_clauses, fitted, on_a_screen
+from anesurgery.show.costs import MOST, SCREEN, Problem, _first, costs, cut, first_clauses, fitted, on_a_screen
 from anesurgery.show.report import Report, Table
 
 WIDTH, LINES = 80, 14
@@ -161,6 +161,24 @@ def test_numbers_are_ranked_by_how_wrong_they_are() -> None:
 )
 def test_a_long_line_ends_at_a_clause_or_after_a_word(line: str, shown: str) -> None:
     assert cut(line).plain == shown
+
+
+def test_a_line_leaves_out_units_and_shares_before_it_leaves_out_the_cause() -> None:
+    """The wrong version: "linear var_19 (CPU, 38% of the time): the last axis of 1x16 is stored as …"."""
+
+    def shown(why: str) -> str:
+        line, *_ = Problem("linear var_19 (CPU, 38% of the time)", why, "shape").lines(2, str)
+        return line.plain
+
+    why = "the last axis of 1x16 is stored as 32: 2 times the memory (64 bytes)"
+    assert shown(why) == "2) linear var_19: the last axis of 1x16 is stored as 32: 2 times the memory"
+    assert shown("inside while_loop") == "2) linear var_19 (CPU, 38% of the time): inside while_loop"
+
+
+def test_a_colon_at_the_end_of_a_line_is_not_in_front_of_its_cause() -> None:
+    """The wrong version: the line ends with "in buffers of IOSurface:…"."""
+    advice = "   declare fp16 inputs and outputs (iOS 16, macOS 13), in buffers of IOSurface: fewer copies"
+    assert cut(advice).plain == "   declare fp16 inputs and outputs (iOS 16, macOS 13)"
 
 
 def test_ops_that_take_no_time_are_no_cost() -> None:

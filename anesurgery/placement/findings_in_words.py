@@ -122,12 +122,8 @@ def _cannot_be_simulated(finding: Finding) -> bool:
 
 def in_short(findings: Iterable[Finding]) -> str:
     """Name the rules about lost parts, wrong ops and failing loads, each with its repair; "" for none."""
-    findings = list(findings)
-    wrong = (
-        f
-        for f in findings
-        if (is_lost(f) and f.rule != ON_ROWS) or is_reported_wrong_here(f) or is_always_nan(f)
-    )
+    findings = [f for f in findings if f.rule != ON_ROWS]
+    wrong = (f for f in findings if is_lost(f) or is_reported_wrong_here(f) or is_always_nan(f))
     failing = (f for f in findings if f.rule in FAILING_LOADS)
     lines = [_rule_list("numbers may be wrong", wrong), _rule_list("the load may hang or fail", failing)]
     return "; ".join(filter(None, lines))

@@ -292,12 +292,11 @@ def _recode(function: Any, old: Function, version: int, weights: InMemoryWeights
 
 def _rename(function: Any, version: int) -> None:
     """Change the opset of a `Function` protobuf."""
-    block = function.block_specializations[function.opset]
-    copy = type(block)()
-    copy.CopyFrom(block)
-    del function.block_specializations[function.opset]
-    function.opset = opset_name(version)
-    function.block_specializations[function.opset].CopyFrom(copy)
+    blocks, old, new = function.block_specializations, function.opset, opset_name(version)
+    if new != old:
+        blocks[new].CopyFrom(blocks[old])
+        del blocks[old]
+        function.opset = new
 
 
 PARAMETERS = "its numbers may have another type than x"

@@ -42,7 +42,7 @@ from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.both_formats import (
     CORE_ML,
-    ONE,
+    SINGLE_FORMATS,
     Both,
     check_both,
     check_format,
@@ -777,7 +777,7 @@ class Recipe:
             SurgeryError: nothing applied at all, or a promise was not kept.
             UnknownName: there is no such format; both are written by `Surgery.save_both`.
         """
-        check_format(format, ONE)
+        check_format(format, SINGLE_FORMATS)
         ours, theirs = split_options(options)
         surgery = apply(model, self.with_options(**theirs), inputs=inputs, **ours)
         if not ours.get("quiet"):

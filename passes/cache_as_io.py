@@ -58,11 +58,11 @@ class CacheAsIo(Pass):
         functions = list(program.functions.values())
         names = list(self.states or stored_states.shared_shapes(functions))
         for name in list(names):
-            if (refusal := stored_states.within_block(functions, name)) is not None:
+            if (refusal := stored_states.refusal_within_block(functions, name)) is not None:
                 session.refuse(self.name, refusal)
                 names.remove(name)
         for name in names:
-            for function, state in stored_states.each(program, name):
+            for function, state in stored_states.functions_with_state(program, name):
                 shape, dtype = stored_states.held_shape(state), stored_states.held_type(state)
                 with an.GraphEdits(self, session, function) as edits:
                     form = _StateAsValue(edits.new_input(name, shape, dtype), f"{name}_out")

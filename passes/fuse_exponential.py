@@ -125,7 +125,7 @@ class FuseExponential(Rewrite):
         elif kind == "reduce_log_sum_exp":
             value = _log_of_sum(mb, m)
         elif kind == "log_add_exp":
-            value = _log_of_two(mb, x, form.factor)
+            value = _log_of_two(mb, x, form.second)
         elif kind == "log_cosh":
             value = _log_of_cosh(mb, x)
         elif kind in LOGS_OF_SHARES:

@@ -44,7 +44,7 @@ class JoinStates(Pass):
             session.refuse(self.name, "no two states agree in all but their first axis, in every function")
             return
         for function in functions:
-            reasons = [stored_states.within_block([function], name) for name in names]
+            reasons = [stored_states.refusal_within_block([function], name) for name in names]
             if (
                 refusal := next((r for r in (*reasons, _why_not_joined(function)) if r is not None), None)
             ) is not None:

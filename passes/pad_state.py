@@ -43,7 +43,7 @@ class PadState(Pass):
             if not missing or refusal is not None:
                 continue
             wide = (*shape[:-1], shape[-1] + missing)
-            for function, old in stored_states.each(program, name):
+            for function, old in stored_states.functions_with_state(program, name):
                 with an.GraphEdits(self, session, function) as edits:
                     new = edits.new_input(name, wide, stored_states.held_type(old), state=True)
                     stored_states.StoredStates(edits, {old: _Padded(new, shape, missing)}).edit()
@@ -53,7 +53,7 @@ class PadState(Pass):
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
         functions = list(program.functions.values())
-        if (refusal := stored_states.within_block(functions, name)) is not None:
+        if (refusal := stored_states.refusal_within_block(functions, name)) is not None:
             return refusal
         stored: set[Var] = set()
         for op in (op for function in functions for op in function.operations):

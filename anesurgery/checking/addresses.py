@@ -165,7 +165,7 @@ def _indices_by_axis(op: Operation, table: Var, reached: _Followed) -> list[tupl
     first = int(constant(op.inputs.get("batch_dims")) or 0)
     count = reached.value.shape[-1]
     lengths = [] if is_symbolic(count) else [length_of(n) for n in table.shape[first : first + int(count)]]
-    if reached.at is None:  # any of them may index the longest axis
+    if reached.at is None:  # each may index any axis: too wide a range for some is better than one too narrow
         return [(None, max(lengths))] if lengths else []
     return [(reached.at[..., i], rows) for i, rows in enumerate(lengths)]
 

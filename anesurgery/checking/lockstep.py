@@ -242,9 +242,11 @@ class _Lockstep:
         values = {}
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
-            seed = field.key(self.seed, side, var.name) % 2**62  # a key may be negative
+            seed = field.hash_of(self.seed, side, var.name) % 2**62  # a hash may be negative
             generator = torch.Generator().manual_seed(seed)
-            values[var] = HashedValue(var, numbers, field.random(self.hashing.primes, numbers.shape, generator))
+            values[var] = HashedValue(
+                var, numbers, field.random_image(self.hashing.primes, numbers.shape, generator)
+            )
         return values
 
     def proof(self) -> ModelProof:

@@ -414,7 +414,7 @@ def _settle(a: HashedValue, b: HashedValue, move: Move, matched: Match) -> Match
     """Give both values the same hashes, and `b` the numbers of `a`, so that differences do not add up."""
     if a.hashes is None:
         generator = torch.Generator().manual_seed(a.serial)
-        a.hashes = field.random(field.PRIMES, a.numbers.shape, generator)
+        a.hashes = field.random_image(field.PRIMES, a.numbers.shape, generator)
     x, numbers = a.hashes, move(a.numbers)
     b.hashes = x.map(move) if isinstance(x, Image) else move(x)
     b.reason = a.reason = ""
@@ -459,7 +459,7 @@ def _known(value: HashedValue, image: Any, arithmetic: Algebraic, shared: torch.
     there = torch.isin(_key_of(value.hashes), shared)
     variables, image = _variables(value, arithmetic), arithmetic.image(image)
     assert isinstance(variables, Image)
-    return field.together([variables, image], lambda each: torch.where(there, each[0], each[1]))
+    return field.where(there, variables, image)
 
 
 def _shared(a: HashedValue, b: HashedValue) -> torch.Tensor:
@@ -491,7 +491,7 @@ def _variable(hashes: Any, arithmetic: Algebraic) -> Any:
     if not isinstance(hashes, Image):
         return hashes
     even, turned = field.signed(hashes)
-    name = field.key(arithmetic.seed, "variable")
+    name = field.hash_of(arithmetic.seed, "variable")
     return field.with_sign(field.opaque(arithmetic.primes, name, field.packed(even)), turned)
 
 

@@ -184,7 +184,7 @@ def seed_of(seed: int, ops: Iterable[Operation]) -> int:
         if (value := constant(var)) is not None and not isinstance(value, str):
             numbers = np.asarray(value).reshape(-1)
             digest.update(np.ascontiguousarray(numbers[:: 1 + numbers.size // MOST_READ]).tobytes())
-    return field.key(seed, digest.hexdigest()) % 2**62
+    return field.hash_of(seed, digest.hexdigest()) % 2**62
 
 
 def at_points(
@@ -263,7 +263,9 @@ def _images_of_both_sides(
     shapes = {v: drawn_shape(v) for v in site.drawn}
     if treats_planes_alike(site):
         shapes = {v: (1, 1, *shape[2:]) for v, shape in shapes.items()}
-    images: dict[Var, Image] = {v: field.random(arithmetic.primes, shapes[v], generator) for v in site.drawn}
+    images: dict[Var, Image] = {
+        v: field.random_image(arithmetic.primes, shapes[v], generator) for v in site.drawn
+    }
     if isinstance(arithmetic, Bitwise) and ranged:
         for v, ends in ((v, _range_of(v)) for v in images):
             if ends is not None:

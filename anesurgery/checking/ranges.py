@@ -31,8 +31,9 @@ from anesurgery.mil import Operation, Var, np_dtype, producer
 Values = Mapping[str, Any]
 
 MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
-SCALING = dict.fromkeys(("overflow", "saturates", "may saturate"), "scale_ranges")
-"""Kind of hazard -> the pass that helps; for infinities of masks that is `causal_mask_tensor`."""
+"""Ops that make masks."""
+SCALED = frozenset({"overflow", "saturates", "may saturate"})
+"""Kinds of hazards of numbers that are too large."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class OpRange:
             for h in content["hazards"]
         ]
         low, high = float(content["minimum"]), float(content["maximum"])
-        bound = None if partial is None else float(partial)
-        return cls(str(content["name"]), str(content["op_type"]), low, high, bound, hazards)
+        partial_sum = None if partial is None else float(partial)
+        return cls(str(content["name"]), str(content["op_type"]), low, high, partial_sum, hazards)
 
 
 @dataclass(frozen=True)
@@ -267,22 +268,25 @@ def sets_of(inputs: Any) -> list[Any]:
 
 
 def _spread(
-    model: Any, inputs: Any, part: Shard, where: tuple[int, Any], options: Mapping[str, Any], seed: int
+    model: Any,
+    inputs: Any,
+    own: Shard,
+    jobs_and_scheduler: tuple[int, Any],
+    options: Mapping[str, Any],
+    seed: int,
 ) -> Ranges:
     """Return the ranges over a share of the sets of inputs, which workers run."""
     if not isinstance(model, (str, os.PathLike)):
         raise SurgeryError("jobs= and scheduler= take the path of a model; save it first")
     path = str(Path(model).expanduser().absolute())
-    where_to = {name: options[name] for name in ("function", "member")}
-    whole = inputs if inputs is not None else Predictor(path, **where_to).sample(seed)
-    samples = part.of(sets_of(whole))
-    with workers(*where) as those:
-        count = max(1, min(those.count, len(samples)))
-        parts = [Shard(number, count).of(samples) for number in range(1, count + 1)]
-        first, *others = map(
-            Ranges.from_json, those.each(_one, [(path, each, dict(options)) for each in parts])
-        )
-    return first.merge(*others)
+    if inputs is None:
+        inputs = Predictor(path, function=options["function"], member=options["member"]).sample(seed)
+    samples = own.of(sets_of(inputs))
+    with workers(*jobs_and_scheduler) as pool:
+        count = max(1, min(pool.count, len(samples)))
+        parts = (Shard(number, count).of(samples) for number in range(1, count + 1))
+        first, *others = pool.each(_one, [(path, part, dict(options)) for part in parts])
+    return Ranges.from_json(first).merge(*map(Ranges.from_json, others))
 
 
 def _one(path: str, samples: Sequence[Values], options: dict[str, Any]) -> dict[str, Any]:
@@ -299,7 +303,8 @@ def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
         if array.dtype.kind == "f":
             with np.errstate(over="ignore"):
                 array = array.astype(dtypes.get(name, array.dtype))
-            unsound |= {} if np.isfinite(array).all() else {name: None}
+            if not np.isfinite(array).all():
+                unsound[name] = None
     return tuple(unsound)
 
 
@@ -318,7 +323,10 @@ def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
 
 
 def _remedy(op_type: str, kind: str) -> str | None:
-    return "causal_mask_tensor" if kind == "infinite" and op_type in MASK_OPS else SCALING.get(kind)
+    """Return the pass that may help with a hazard."""
+    if kind == "infinite" and op_type in MASK_OPS:
+        return "causal_mask_tensor"
+    return "scale_ranges" if kind in SCALED else None
 
 
 def _add_hazard(row: OpRange, arithmetic: str, nan: bool) -> None:
@@ -328,6 +336,7 @@ def _add_hazard(row: OpRange, arithmetic: str, nan: bool) -> None:
 
 
 def _add_may_saturate(row: OpRange, engine: str) -> None:
+    """Add the hazard of partial sums that may reach the engine's limit, unless its arithmetic showed one."""
     seen = any(h.arithmetic == engine for h in row.hazards)
     if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
         remedy = _remedy(row.op_type, "may saturate")
@@ -375,7 +384,7 @@ class _Breaks(Listener):
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Note whether the operands are finite; an infinite constant counts as finite: this op lets it in."""
-        self._sound = all(_finite(v) for k, v in inputs.items() if not _fixed(op, k))
+        self._sound = all(_finite(v) for k, v in inputs.items() if not _is_constant(op, k))
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Note an op that was given finite numbers and made others."""
@@ -384,7 +393,7 @@ class _Breaks(Listener):
                 self.broken[var] = self.broken.get(var, False) or bool(torch.isnan(value).any())
 
 
-def _fixed(op: Operation, name: str) -> bool:
+def _is_constant(op: Operation, name: str) -> bool:
     var = op.inputs[name]
     return isinstance(var, Var) and producer(var, "const") is not None
 

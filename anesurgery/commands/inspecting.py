@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
 
 if TYPE_CHECKING:
-    from anesurgery.placement.inspection import Inspection, Segment
+    from anesurgery.placement.inspection import Inspection
     from anesurgery.placement.target import Target
 
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
@@ -79,14 +79,13 @@ def inspect(
     """Say where each op of a model runs, why, and which pass repairs it. A folder works too."""
     _check_used("--gate", gate != GATE, {"--fix": fix})
     _check_used("--overwrite", overwrite, {"--fix": fix, "--html": html})
-    exclusive = {"--fix": fix, "--segments": segments, "--status": status, "--why": why}
+    one_of = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status, "--why": why}
     if is_folder(model):
-        asked = {"AFTER": after, "--function": call["function"], "--inputs": inputs}
-        asked |= {"--measured": call["measured"], **exclusive, "--html": html, "--rates": rates}
-        return _inspect_folder(call, model, asked)
+        asked = {**one_of, "--function": call["function"], "--inputs": inputs, "--measured": call["measured"]}
+        return _inspect_folder(call, model, {**asked, "--html": html, "--rates": rates})
     if call["jobs"] > 1 or call["scheduler"] is not None:
         raise SurgeryError("--jobs and --scheduler share out the models of a folder; name a folder")
-    _check_one({"AFTER": after, **exclusive})
+    _check_one(one_of)
     target = _target(call, rates)
     if why is not None:
         _check_one({"--why": why, "--html": html, "--measured": call["measured"]})
@@ -103,16 +102,18 @@ def inspect(
         first.save_html(html.expanduser(), second)
     if segments or status:
         return _segments(first) if segments else _status(first)
-    ends = _Ends(model, str(fix or after or ""), call["target"], (fix, html), repair)
-    return ends.compared(first, second, full) if second is not None else ends.report(first, full)
+    outcomes = _Outcomes(
+        model, after=str(fix or after or ""), target=call["target"], wrote=(fix, html), fixed=repair
+    )
+    return outcomes.compared(first, second, full) if second is not None else outcomes.report(first, full)
 
 
 def _inspect_folder(call: Call, folder: str, asked: dict[str, Any]) -> Outcome:
     """Inspect the models of a folder; refuse the options in `asked`, which are for one model."""
     refuse_for_folders(asked)
     inspected = call.of("placement.folders:inspect_folder", waits="models")(folder)
-    is_off_engine = lambda inspection: getattr(inspection, "status", 1) != 0  # noqa: E731
-    return Outcome(inspected, then=first_of(inspected, "see", folder, is_off_engine, call["target"]))
+    then = first_of(inspected, "see", folder, lambda one: getattr(one, "status", 1) != 0, call["target"])
+    return Outcome(inspected, then=then)
 
 
 def _check_one(asked: Mapping[str, Any]) -> None:
@@ -202,8 +203,8 @@ def _status(inspection: Any) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """The outcome of `inspect`, with the next command.
+class _Outcomes:
+    """The outcome of `inspect` for one model or two, with the next command.
 
     Attributes:
         model: the model.
@@ -219,28 +220,32 @@ class _Ends:
     wrote: tuple[Path | None, ...]
     fixed: _Repair
 
-    def repair(self, name: str) -> str:
+    def repair_command(self, name: str) -> str:
         """Return the command that applies a pass."""
         return command("fix", self.after or self.model, name, target=self.target)
 
-    def checked(self, first: Any) -> str:
-        """Return the command that checks numbers, of all or of one model; "" without the code of a layer."""
-        parts = first.parts.items()
-        if any(row.op_type == "custom" for part in (first, *first.parts.values()) for row in part.ops):
+    def check_command(self, first: Any) -> str:
+        """Return the command that checks numbers: of the model, or of one of its parts if others have no ops.
+
+        "" for a model with a custom layer, whose code is not in the file, and where no part has ops of its own.
+        """
+        parts = first.parts
+        if any(row.op_type == "custom" for part in (first, *parts.values()) for row in part.ops):
             return ""
-        if all(part.ops or part.parts for _, part in parts):
+        if all(part.ops or part.parts for part in parts.values()):
             return to_certify(self.model, self.target)
-        return command("ranges", self.model, "--member", next(name for name, part in parts if part.ops))
+        member = next((name for name, part in parts.items() if part.ops), None)
+        return "" if member is None else command("ranges", self.model, "--member", member)
 
     def report(self, first: Any, full: bool) -> Outcome:
         """Return the outcome for one model."""
         from anesurgery.show import terminal
 
-        shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair)
+        shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair_command)
         then = first.fixing
         if not then and any(finding.remedy for finding in first.all_findings):
             then = command("fix", self.model, target=self.target)
-        then = (then or self.checked(first)) if first.counts else ""
+        then = (then or self.check_command(first)) if first.counts else ""
         more = WHY if first.counts and not full else ""
         return Outcome(first, shown=shown, wrote=self.wrote, then=then, more=more)
 
@@ -258,7 +263,7 @@ class _Ends:
             report = terminal.difference_report(first, second)
             report = replace(report, parts=[*report.parts, *passes])
         else:
-            report = terminal.short_difference(first, second, self.repair, *passes)
+            report = terminal.short_difference(first, second, self.repair_command, *passes)
         return Outcome(
             plain,
             shown=Report(wrong, [report]) if wrong else report,
@@ -281,23 +286,16 @@ def model_keys(inspection: Inspection) -> list[dict[str, Any]]:
     A value of which not all lengths are known (a flexible shape, most inner values of a neural network) has
     the shape [].
     """
-    keys = [_key(index, segment) for index, segment in enumerate(_on_ane(inspection))]
+    on_ane = (segment for segment in inspection.segments if segment.unit == "ane")
+    keys = [
+        {"isegment": index, "inputs": _shapes(segment.inputs), "outputs": _shapes(segment.outputs)}
+        for index, segment in enumerate(on_ane)
+    ]
     return keys + [key for part in inspection.parts.values() for key in model_keys(part)]
 
 
-def _on_ane(inspection: Inspection) -> Iterator[Segment]:
-    return (segment for segment in inspection.segments if segment.unit == "ane")
-
-
-def _key(index: int, segment: Segment) -> dict[str, Any]:
-    ports = {"inputs": segment.inputs, "outputs": segment.outputs}
-    return {
-        "isegment": index,
-        **{
-            side: {name: {"shape": five(shape)} for name, shape in values.items()}
-            for side, values in ports.items()
-        },
-    }
+def _shapes(values: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {name: {"shape": five(shape)} for name, shape in values.items()}
 
 
 def five(shape: tuple[int, ...]) -> list[int]:

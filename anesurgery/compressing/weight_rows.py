@@ -8,7 +8,7 @@ correction and the balancing of weights need not know the op. For a conv with we
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -33,19 +33,22 @@ class WeightRows:
     """The number of matrices; each meets inputs of its own."""
     order: tuple[int, ...]
     """The axes of the weight: first that of the rows, then those of the columns."""
-    channel_axis: int
-    """The axis of the weight along which the output channels lie."""
     inputs: Callable[[Mapping[str, Any]], Tensor | None]
     """(arguments of the op) -> its inputs [groups, number, columns]; None for a table, from which rows are
     read."""
-    split_axis: int = 0
-    """The axis in `order` that is split into the groups: 0 for rows, 1 for the first axis of the columns. The
-    latter is conv_transpose, whose groups share the scales of their channels."""
+    splits_columns: bool = False
+    """Do the groups split the first axis of the columns, and not that of the rows? Those of conv_transpose do,
+    which share the scales of their channels."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """What must be equal for two ops to share one correction of their weight."""
-        return self.groups, self.order, self.channel_axis, self.split_axis
+        return self.groups, self.order, self.splits_columns
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the weight along which the output channels lie."""
+        return self.order[0]
 
     @property
     def channel_count(self) -> int:
@@ -55,32 +58,28 @@ class WeightRows:
     @property
     def rows_per_group(self) -> int:
         """The number of rows of each group."""
-        return self.shape[self.order[0]] // (1 if self.split_axis else self.groups)
+        return self.channel_count // (1 if self.splits_columns else self.groups)
 
     @property
     def op_channels(self) -> Array:
         """[groups, rows]: the output channel of the op that each row contributes to."""
-        if not self.split_axis:
-            return self.channels
         return np.arange(self.groups * self.rows_per_group).reshape(self.groups, -1)
 
     @property
     def channels(self) -> Array:
         """[groups, rows]: the index of each row along `channel_axis`."""
-        along = [-1 if axis == self.channel_axis else 1 for axis in range(len(self.shape))]
-        numbers = np.arange(self.shape[self.channel_axis]).reshape(along)
-        return self.to_rows(np.broadcast_to(numbers, self.shape))[:, :, 0]
+        return self.op_channels % self.channel_count
 
     def to_rows(self, weight: Array) -> Array:
         """Return an array of the weight's shape as [groups, rows, columns]."""
         ordered = weight.transpose(self.order)
-        if self.split_axis:
+        if self.splits_columns:
             ordered = np.moveaxis(ordered.reshape(len(ordered), self.groups, -1, *ordered.shape[2:]), 1, 0)
         return ordered.reshape(self.groups, self.rows_per_group, -1)
 
     def from_rows(self, rows: Array) -> Array:
         """Return rows [groups, rows, columns] as an array of the weight's shape: the inverse of `to_rows`."""
-        if self.split_axis:
+        if self.splits_columns:
             rows = np.moveaxis(rows, 0, 1)
         ordered = rows.reshape([self.shape[axis] for axis in self.order])
         return ordered.transpose(np.argsort(self.order))
@@ -108,25 +107,24 @@ def _flatten(x: Tensor) -> Tensor:
 
 def _linear(op: Operation, shape: tuple[int, ...]) -> WeightRows:
     """Return the rows of a weight [outputs, inputs]."""
-    return WeightRows(op, shape, 1, (0, 1), 0, lambda given: _flatten(given["x"]))
+    return WeightRows(op, shape, 1, (0, 1), lambda given: _flatten(given["x"]))
 
 
 def _matmul(weight: str) -> Reader:
     """Return the reader of a matmul with weight "x" or "y": columns of y, or rows of x, are output channels."""
-    is_second = weight == "y"
+    other = {"x": "y", "y": "x"}[weight]
 
     def read(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
         if len(shape) != 2:
             return f"it is a product of {len(shape)} axes"
-        transpose_x, transpose_y = bool(op.transpose_x.val), bool(op.transpose_y.val)
-        channels_first = transpose_y if is_second else not transpose_x
-        order = (0, 1) if channels_first else (1, 0)
-        other, transposed = ("x", transpose_x) if is_second else ("y", not transpose_y)
+        transposed = {"x": bool(op.transpose_x.val), "y": bool(op.transpose_y.val)}
+        # x has its inputs on the last axis unless it is transposed, y only if it is
+        inputs_last = {"x": not transposed["x"], "y": transposed["y"]}
 
         def inputs(given: Mapping[str, Any]) -> Tensor:
-            return _flatten(given[other].transpose(-1, -2) if transposed else given[other])
+            return _flatten(given[other] if inputs_last[other] else given[other].transpose(-1, -2))
 
-        return WeightRows(op, shape, 1, order, order[0], inputs)
+        return WeightRows(op, shape, 1, (0, 1) if inputs_last[weight] else (1, 0), inputs)
 
     return read
 
@@ -137,12 +135,12 @@ def _table(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
         return f"it is a table of {len(shape)} axes"
     if _int_input(op, "axis", 0) % 2:
         return "it is looked up along another axis than the first"
-    return WeightRows(op, shape, 1, (0, 1), 0, lambda given: None)
+    return WeightRows(op, shape, 1, (0, 1), lambda given: None)
 
 
 def _conv(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
     """Return the rows of a weight [outputs, inputs of a group, taps ...], whose inputs are patches."""
-    groups, axes = _int_input(op, "groups", 1), tuple(range(len(shape)))
+    groups = _int_input(op, "groups", 1)
 
     def inputs(given: Mapping[str, Any]) -> Tensor:
         x, (strides, dilations) = given["x"], _strides_and_dilations(given, len(shape) - 2)
@@ -150,7 +148,7 @@ def _conv(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
         pads = padding(pad_type, pad, list(x.shape[2:]), list(shape[2:]), strides, dilations)
         return _patches(pad_axes(x, pads), shape[2:], strides, dilations, groups)
 
-    return WeightRows(op, shape, groups, axes, 0, inputs)
+    return WeightRows(op, shape, groups, tuple(range(len(shape))), inputs)
 
 
 def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
@@ -163,22 +161,22 @@ def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
         return "its input has no fixed shape"
 
     def inputs(given: Mapping[str, Any]) -> Tensor:
-        x, (s, d) = given["x"], _strides_and_dilations(given, len(shape) - 2)
+        x, (strides, dilations) = given["x"], _strides_and_dilations(given, len(shape) - 2)
         sizes, kernel = list(x.shape[2:]), list(shape[2:])
         output_shape = given.get("output_shape")
         output_sizes = None if output_shape is None else [int(n) for n in output_shape][2:]
         pad_type, pad = given.get("pad_type", "valid"), given.get("pad")
-        _, ends = cuts(pad_type, pad, zip(sizes, kernel, s, d, strict=True), output_sizes)
-        spread = x.new_zeros(*x.shape[:2], *[(n - 1) * t + 1 for n, t in zip(sizes, s, strict=True)])
-        spread[(..., *[slice(None, None, t) for t in s])] = x
-        reach = [(k - 1) * e for k, e in zip(kernel, d, strict=True)]
-        pads = [(r - a, r - b) for r, (a, b) in zip(reach, ends, strict=True)]
-        patches = _patches(pad_axes(spread, pads), shape[2:], [1] * len(s), d, groups)
+        _, ends = cuts(pad_type, pad, zip(sizes, kernel, strides, dilations, strict=True), output_sizes)
+        lengths = [(n - 1) * stride + 1 for n, stride in zip(sizes, strides, strict=True)]
+        spread = x.new_zeros(*x.shape[:2], *lengths)
+        spread[(..., *[slice(None, None, stride) for stride in strides])] = x
+        reach = [(k - 1) * dilation for k, dilation in zip(kernel, dilations, strict=True)]
+        pads = [(r - first, r - last) for r, (first, last) in zip(reach, ends, strict=True)]
+        patches = _patches(pad_axes(spread, pads), shape[2:], [1] * len(strides), dilations, groups)
         taps = patches.reshape(*patches.shape[:2], shape[0] // groups, *kernel)
         return taps.flip(list(range(3, taps.ndim))).reshape(patches.shape)
 
-    order = (1, 0, *range(2, len(shape)))
-    return WeightRows(op, shape, groups, order, 1, inputs, split_axis=int(groups > 1))
+    return WeightRows(op, shape, groups, (1, 0, *range(2, len(shape))), inputs, splits_columns=groups > 1)
 
 
 def _strides_and_dilations(given: Mapping[str, Any], axes: int) -> tuple[list[int], list[int]]:
@@ -190,21 +188,11 @@ def _patches(
     x: Tensor, kernel: tuple[int, ...], strides: list[int], dilations: list[int], groups: int
 ) -> Tensor:
     """Return the patches of a padded input, [groups, batch * places, channels of a group * taps]."""
-    lengths = [
-        (n - (k - 1) * d - 1) // s + 1
-        for n, k, d, s in zip(x.shape[2:], kernel, dilations, strides, strict=True)
-    ]
-    taps = []
-    for tap in itertools.product(*map(range, kernel)):
-        window = tuple(
-            slice(i * d, i * d + (n - 1) * s + 1, s)
-            for i, d, n, s in zip(tap, dilations, lengths, strides, strict=True)
-        )
-        taps.append(x[(slice(None), slice(None), *window)])
-    stacked = torch.stack(taps, dim=2)  # batch, channels, taps, places ...
-    batch, channels = stacked.shape[:2]
-    parts = stacked.reshape(batch, groups, channels // groups, len(taps), -1)
-    return parts.permute(1, 0, 4, 2, 3).reshape(groups, -1, channels // groups * len(taps))
+    for axis, (length, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True), 2):
+        x = x.unfold(axis, (length - 1) * dilation + 1, stride)[..., ::dilation]
+    batch, channels = x.shape[:2]  # of batch, channels, places ..., taps ...
+    parts = x.reshape(batch, groups, channels // groups, -1, math.prod(kernel))
+    return parts.permute(1, 0, 3, 2, 4).reshape(groups, -1, channels // groups * math.prod(kernel))
 
 
 def _int_input(op: Operation, name: str, default: int) -> int:

@@ -21,7 +21,7 @@ from anesurgery.compressing.tables import TableGrid
 from anesurgery.compressing.weight_forms import IOS18
 from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form, Result
-from anesurgery.regions.reencoding import sparse_form
+from anesurgery.regions.reencoding import as_stored, sparse_form
 
 
 def choose_zeros(rows: Array, factors: Sequence[HessianFactor], zeros: int) -> tuple[Array, Array]:
@@ -39,6 +39,7 @@ def choose_zeros(rows: Array, factors: Sequence[HessianFactor], zeros: int) -> t
     kept, sparse = np.ones(rows.shape, np.bool_), np.empty_like(rows)
     for group, (part, factor) in enumerate(zip(rows, factors, strict=True)):
         mask = kept[group]
+        # the mask is set block by block, each before its columns are read
         apply_mask, update_mask = partial(_mask_column, mask), partial(_mask_block, mask, zeros)
         sparse[group] = round_columns(part, factor, apply_mask, update_mask).rows
     return kept, sparse
@@ -50,7 +51,15 @@ def _mask_column(mask: Array, column: Array, at: int) -> Array:
 
 
 def _mask_block(mask: Array, zeros: int, numbers: torch.Tensor, columns: Array, diagonal: torch.Tensor) -> None:
-    """Set the mask of a block of columns to False where a zero costs least; for `BeforeBlock`."""
+    """Set the mask of a block of columns to False where a zero costs least; for `BeforeBlock`.
+
+    Args:
+        mask: [rows, all columns].
+        zeros: per cent of the numbers.
+        numbers: those of the block, [columns, rows].
+        columns: [columns]: the number of each.
+        diagonal: [columns]: of the Hessian's factor.
+    """
     cost = np.asarray((numbers / diagonal[:, None]) ** 2)
     kept = np.ones(cost.size, np.bool_)
     kept[np.argsort(cost, axis=None, kind="stable")[: round(cost.size * zeros / 100)]] = False
@@ -95,7 +104,7 @@ class MaskedGrid:
     kept: Array
     """[groups, rows, columns]: True where a number is kept, False where it is 0."""
     stored: bool = False
-    """Are the zeros stored like the other numbers ("zeros-50"), rather than as a mask?"""
+    """Are the zeros stored like the other numbers ("zeros-50"), so that the mask is for fitting only?"""
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
         """Return 0 where the mask has it, else the nearest numbers of the inner grid: see `Grid`."""
@@ -125,7 +134,7 @@ class MaskedGrid:
     def refit(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
     ) -> tuple[MaskedGrid, Array]:
-        """Fit the inner grid to the numbers that are kept: see `Grid`."""
+        """Fit the inner grid to the numbers that its own mask keeps: see `Grid`."""
         inner, numbers = self.inner.refit(rows, rounded, hessians, self.kept)
         return replace(self, inner=inner), numbers
 
@@ -133,9 +142,8 @@ class MaskedGrid:
 def _sparse_codes_form(grid: Grid, dense: Form, mask: Array) -> Form:
     """Return the op whose results are a mask and the decoded numbers there, from the op of all numbers."""
     names = SPARSE_OPS[type(grid)]
-    codes = dense.inputs[names.codes]
-    kept = np.asarray(codes)[mask].view(codes.dtype)
-    bits = mask.astype(np.uint8).view(types.np_uint1_dtype)
+    codes = np.asarray(dense.inputs[names.codes])
+    kept, bits = as_stored(codes[mask], codes.dtype), as_stored(mask, types.np_uint1_dtype)
     return Form(names.op, {names.mask: bits, names.kept: kept, names.values: dense.inputs[names.values]})
 
 
@@ -159,5 +167,3 @@ SPARSE_OPS: dict[type, _SparseOp] = {
     TableGrid: _SparseOp("constexpr_lut_to_sparse", "indices_mask", "indices_nonzero_data", "indices", "lut"),
 }
 """The type of the inner grid -> its sparse op."""
-
-__all__ = ["MaskedGrid", "PlainGrid", "choose_zeros"]

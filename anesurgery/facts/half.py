@@ -37,7 +37,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
-from anesurgery.semantics.bounds import MOST, Interval, constant_range, squared_operand
+from anesurgery.semantics.bounds import MOST_READ, Interval, constant_range, squared_operand
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number, readers_after
 
@@ -287,8 +287,8 @@ def _number_beyond_fp16(var: Var) -> float:
 
 
 def _fp32_numbers(var: Var) -> Any:
-    """Return the numbers of an fp32 constant; None for other values and for constants above `MOST` elements."""
-    if dtype_name(var) != "fp32" or math.prod(static_shape(var) or ()) > MOST:
+    """Return the numbers of an fp32 constant; None for others, and above `MOST_READ` elements."""
+    if dtype_name(var) != "fp32" or math.prod(static_shape(var) or ()) > MOST_READ:
         return None
     value = constant(var)
     return None if value is None or isinstance(value, str) else np.atleast_1d(np.asarray(value))

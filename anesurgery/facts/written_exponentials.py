@@ -40,7 +40,9 @@ class WrittenExponential:
     opposite: bool = False
     """Is it the function of the negated exponent?"""
     factor: Var | None = None
-    """The value that the result is multiplied with; for `log(exp(x) + exp(y))`, the second exponent."""
+    """The value that the result is multiplied with."""
+    second: Var | None = None
+    """For `log(exp(x) + exp(y))`, the second exponent."""
     total: Operation | None = None
     """The sum of the exponentials, where there is one."""
     guard: float = 0.0
@@ -51,7 +53,6 @@ class WrittenExponential:
 
 LOGS_OF_SHARES = frozenset({"log_softmax", "log_sigmoid"})
 """Functions whose operand may underflow; none of their exponentials overflows."""
-
 
 ENDS = frozenset({"log", "inverse", "real_div", "pow", "mul"})
 """Ops that such a form ends with."""
@@ -66,6 +67,10 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "log":
         return _softplus(op) or _log_of_two(op) or _log_of_cosh(op) or _log_of_sum(op) or _log_of_share(op)
     return _tanh(op) or _divided_by_one_plus_exp(op) or _softmax(op)
+
+
+def _epsilon_within(op: Operation, limit: float) -> bool:
+    return 0 <= (number(op.inputs.get("epsilon")) or 0) <= limit
 
 
 def negation_operand(var: Var) -> Var | None:
@@ -95,19 +100,18 @@ def _one_plus_exp(var: Var) -> tuple[Operation, Operation] | None:
 
 
 def _softplus(op: Operation) -> WrittenExponential | None:
-    inner = _one_plus_exp(op.x)
-    epsilon = number(op.inputs.get("epsilon"))
     bare = producer(op.x, "exp")
-    if bare is not None and epsilon == 1:  # as converters write log1p
+    if bare is not None and number(op.inputs.get("epsilon")) == 1:  # as converters write log1p
         return WrittenExponential("softplus", bare, (op, bare))
-    if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
+    inner = _one_plus_exp(op.x)
+    if inner is None or not _epsilon_within(op, LOG_GUARD):
         return None
     return WrittenExponential("softplus", inner[1], (op, *inner))
 
 
 def _log_of_cosh(op: Operation) -> WrittenExponential | None:
     maker = producer(op.x, "cosh")
-    if maker is None or not 0 <= (number(op.inputs.get("epsilon")) or 0) <= LOG_GUARD:
+    if maker is None or not _epsilon_within(op, LOG_GUARD):
         return None
     return WrittenExponential("log_cosh", maker, (op, maker))
 
@@ -115,14 +119,12 @@ def _log_of_cosh(op: Operation) -> WrittenExponential | None:
 def _log_of_two(op: Operation) -> WrittenExponential | None:
     """Match the logarithm of the sum of two exponentials of one shape."""
     add = producer(op.x, "add")
-    both = [] if add is None else [producer(v, "exp") for v in (add.x, add.y)]
-    epsilon = number(op.inputs.get("epsilon"))
-    if add is None or None in both or not 0 <= (epsilon or 0) <= NO_GUARD or add.x.shape != add.y.shape:
+    if add is None or not _epsilon_within(op, NO_GUARD) or add.x.shape != add.y.shape:
         return None
-    first, second = both
-    assert first is not None
-    assert second is not None
-    return WrittenExponential("log_add_exp", first, (op, add, first, second), factor=second.x)
+    first, second = producer(add.x, "exp"), producer(add.y, "exp")
+    if first is None or second is None:
+        return None
+    return WrittenExponential("log_add_exp", first, (op, add, first, second), second=second.x)
 
 
 def _sum_of_exponentials(var: Var) -> tuple[Operation, Operation] | None:
@@ -135,9 +137,8 @@ def _sum_of_exponentials(var: Var) -> tuple[Operation, Operation] | None:
 
 
 def _log_of_sum(op: Operation) -> WrittenExponential | None:
-    inner = _sum_of_exponentials(op.x)
-    epsilon = number(op.inputs.get("epsilon"))
-    if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
+    inner = _sum_of_exponentials(op.x)  # it may be small, so a rewrite keeps the epsilon
+    if inner is None or not _epsilon_within(op, LOG_GUARD):
         return None
     return WrittenExponential("reduce_log_sum_exp", inner[1], (op, *inner), total=inner[0])
 
@@ -225,12 +226,12 @@ def _softmax(op: Operation) -> WrittenExponential | None:
 def _divided_by_one_plus_exp(op: Operation) -> WrittenExponential | None:
     """Match something divided by 1 + exp(x)."""
     if op.op_type == "real_div":
-        inner, factor = _one_plus_exp(op.y), None if number(op.x) == 1 else op.x
+        denominator, factor = op.y, None if number(op.x) == 1 else op.x
+    elif number(op.y) == -1 if op.op_type == "pow" else _epsilon_within(op, INVERSE_GUARD):
+        denominator, factor = op.x, None
     else:
-        guarded = op.op_type == "inverse" and 0 <= (number(op.inputs.get("epsilon")) or 0) <= INVERSE_GUARD
-        whole = guarded or (op.op_type == "pow" and number(op.y) == -1)
-        inner, factor = (_one_plus_exp(op.x) if whole else None), None
-    if inner is None:
+        return None
+    if (inner := _one_plus_exp(denominator)) is None:
         return None
     exponential = inner[1]
     if factor is None:

@@ -11,6 +11,7 @@ unit, so `units` can build the form on smaller numbers.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +24,7 @@ from anesurgery.mil import Array, Operation, Var, constant, is_stored, operands,
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import MOST as MOST_WEIGHTS_READ
-from anesurgery.semantics.bounds import squared_operand
+from anesurgery.semantics.bounds import MOST_READ, squared_operand
 from anesurgery.semantics.reading import axes_of, flag, guard_of, ints, number, scaled
 from anesurgery.semantics.rows import reduced_size
 
@@ -110,8 +110,7 @@ class Form:
     def all_ops(self) -> tuple[Operation, ...]:
         """Its ops, the last one first, and those that subtract the mean."""
         differences = [v.op for v in (*self.rows, *self.same) if self.is_centred and v.op is not None]
-        means = [difference.y.op for difference in differences]
-        return (*self.ops, *(op for pair in zip(differences, means, strict=True) for op in pair))
+        return (*self.ops, *(op for difference in differences for op in (difference, difference.y.op)))
 
     @property
     def is_static(self) -> bool:
@@ -181,7 +180,7 @@ class _Search:
         """Row -> its unit so far; numbers are left out where two units became one."""
         self.same: dict[Var, Var] = {}
         self.visited: dict[Var, frozenset[Var]] = {}
-        """Value -> the rows that it is computed of; none while they are searched, or where there is no form."""
+        """Value -> the rows that it is computed of; none during the search, and where there is no form."""
         self.steps: list[Operation] = []
 
     def rows_of(self, var: Var) -> frozenset[Var]:
@@ -291,8 +290,9 @@ def _scales_of(steps: Sequence[Operation], rows: Mapping[Var, int], same: Mappin
         if op.op_type == "log":  # always the root; its epsilon is added to what it reads
             constants = {"epsilon": powers[op.x]}
         else:
-            in_units = [{v: power[unit] for v, power in powers.items()} for unit in units]
-            scales = [scale for known in in_units if (scale := _scaled(op, known)) is not None]
+            # values without a degree, such as constants, do not scale
+            in_units = [defaultdict(float, {v: power[unit] for v, power in powers.items()}) for unit in units]
+            scales = [s for known in in_units if (s := degrees.scaled(op, known.__getitem__)) is not None]
             if len(scales) < len(units):
                 return None
             powers[op.outputs[0]] = tuple(scale.result for scale in scales)
@@ -302,11 +302,6 @@ def _scales_of(steps: Sequence[Operation], rows: Mapping[Var, int], same: Mappin
             if UNGUARDED < least < fp16.LARGEST:  # the upper end of a clip is at least fp16's largest number
                 guards.append(Guard(op, least, degree))
     return _Scales(powers, tuple(guard for guard in guards if not _is_hidden(guard, guards)))
-
-
-def _scaled(op: Operation, degree_of: Mapping[Var, float]) -> degrees.Scaled | None:
-    """Return how an op scales with one unit; values without a degree, such as constants, do not."""
-    return degrees.scaled(op, lambda var: degree_of.get(var, 0.0))
 
 
 def _is_hidden(guard: Guard, guards: Sequence[Guard]) -> bool:
@@ -384,7 +379,7 @@ def mixing(op: Operation) -> Mix | None:
     if product is None:
         return None
     weights = product.weights
-    if weights.size == 0 or weights.size > MOST_WEIGHTS_READ or weights.min() < 0:
+    if weights.size == 0 or weights.size > MOST_READ or weights.min() < 0:
         return None
     return Mix(product.operand, product.axis, float(weights.astype(np.float64).sum(axis=0).max()))
 

@@ -1,9 +1,9 @@
 """Learn from what a Mac measured: rates of ops from Core ML's plans, and the table of times from its times.
 
 A plan gives each op its share of the model's whole cost, on the chosen unit (`learn`). Memory-bound ops
-(`_ANCHORS`) had the same rates on every chip that was compared, so the formula's microseconds for them turn the
-shares of a plan into microseconds. The other ops of the plan then show how far their formulas are off, by op
-type and unit.
+(`SEEN_ELSEWHERE`) had the same rates on every chip that was compared, so the formula's microseconds for them
+turn the shares of a plan into microseconds. The other ops of the plan then show how far their formulas are off,
+by op type and unit.
 
 `anesurgery calibrate` fits two numbers of each measured generation of the engine to the files of `anesurgery
 measure`: the factor on all its times and the fixed cost of a prediction. The published table is the prior: the
@@ -32,7 +32,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.source import read_json
 from anesurgery.mil import Array
 from anesurgery.placement.corrections import Correction, Corrections
-from anesurgery.placement.cost import MEMORY_CLASS
+from anesurgery.placement.cost import SEEN_ELSEWHERE
 from anesurgery.placement.target import CHIPS, Target, family_of
 from anesurgery.placement.timing import Load, OpLoad, Rates, load_of, microseconds, table
 from anesurgery.placement.verdicts import choose, judge_shaped
@@ -41,8 +41,6 @@ _FORMAT = "anesurgery.plan/1"
 """The format of a file with a plan only, as earlier versions recorded it."""
 MEASUREMENT_FORMAT = "anesurgery.measurement/1"
 """The format of `anesurgery measure`: a plan and times for each setting of compute units."""
-_ANCHORS = MEMORY_CLASS | {"relu"}
-"""Ops whose rates were the same on an M4 (macOS 27.0.1) and in a dump of an M1 (macOS 14.6)."""
 _LEAST_CASES = 2
 """Cases needed to learn a factor: a single one could not be checked by another."""
 
@@ -174,7 +172,7 @@ def _cases(ops: Sequence[Mapping[str, Any]]) -> list[_Case]:
     """Return the cases of a plan; none if it has no anchor, so that its whole cost in µs is unknown."""
     priced = [(op, float(op.get(f"{op['unit']}_us") or 0), float(op.get("cost") or 0)) for op in ops]
     priced = [(op, formula, share) for op, formula, share in priced if formula > 0 and share > 0]
-    whole_by_anchor = [formula / share for op, formula, share in priced if op["op"] in _ANCHORS]
+    whole_by_anchor = [formula / share for op, formula, share in priced if op["op"] in SEEN_ELSEWHERE]
     if not whole_by_anchor:
         return []
     whole = median(whole_by_anchor)

@@ -46,6 +46,11 @@ class RuleFindings:
         return f"{self.first.rule}: {self.first.message}{more}: {self.first.because} ({self.first.source})"
 
     @property
+    def line(self) -> str:
+        """The rule with its first finding, and what helps."""
+        return f"{self}; {self.help}"
+
+    @property
     def help(self) -> str:
         """The pass that repairs the finding, and the advice, in words; that there is none, without either."""
         by_name = f"apply {self.first.remedy}" if self.first.remedy else ""
@@ -65,36 +70,34 @@ def is_lost(finding: Finding) -> bool:
     return finding.kind == "conversion" and finding.grade is Grade.REPORTED
 
 
-def is_certain(finding: Finding) -> bool:
+def is_always_nan(finding: Finding) -> bool:
     """Is a result wrong whatever the inputs are, wherever infinities are infinite?"""
     return finding.rule == ALWAYS_NAN
 
 
-def is_reported(finding: Finding) -> bool:
+def is_reported_wrong(finding: Finding) -> bool:
     """Does the finding rest on a report of wrong numbers, on this chip or another?"""
     return finding.rule in CLAIMS or finding.rule in WARNINGS
 
 
-def hidden_risks(findings: Iterable[Finding]) -> tuple[str, str]:
-    """Return (verdict, why) about errors that no run on Linux shows: ("at risk", words) or ("holds", "").
-
-    These are parts that the conversion lost, and ops whose wrong results on the target cannot be computed.
-    """
-    groups = grouped_by_rule(f for f in findings if is_lost(f) or _is_unknown_fault(f))
-    if not groups:
-        return "holds", ""
-    return "at risk", "; ".join(f"{group}; {group.help}" for group in groups)
-
-
-def is_claim(finding: Finding) -> bool:
+def is_reported_wrong_here(finding: Finding) -> bool:
     """Was the op reported wrong on the target itself?"""
     return finding.rule in CLAIMS
+
+
+def hidden_risks(findings: Iterable[Finding]) -> tuple[str, str]:
+    """Return (verdict, why) about parts that the conversion lost, and wrong ops that cannot be simulated.
+
+    No run on Linux shows these: ("at risk", words), or ("holds", "") where there are none.
+    """
+    groups = grouped_by_rule(f for f in findings if is_lost(f) or _cannot_be_simulated(f))
+    return ("at risk", "; ".join(group.line for group in groups)) if groups else ("holds", "")
 
 
 def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | None) -> bool:
     """Is it a fault of the engine in an op that runs elsewhere, so that it is not the first thing to say?
 
-    So is a test for NaN, which finds NaN elsewhere.
+    A test for NaN counts too: it works on every other unit.
 
     A report from another chip counts only if the op may be expected on the engine, one about the target's own
     chip unless the engine cannot run the op.
@@ -109,18 +112,18 @@ def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | No
     fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
     if fault is None or not fault.units.startswith("engine"):
         return False
-    return legal is False or (not is_claim(finding) and preferred not in ("ane", None))
+    return legal is False or (not is_reported_wrong_here(finding) and preferred not in ("ane", None))
 
 
-def _is_unknown_fault(finding: Finding) -> bool:
+def _cannot_be_simulated(finding: Finding) -> bool:
     """Is it a claim whose wrong results the interpreter cannot compute?"""
-    return is_claim(finding) and CLAIMS[finding.rule].simulate is None
+    return is_reported_wrong_here(finding) and CLAIMS[finding.rule].simulate is None
 
 
 def in_short(findings: Iterable[Finding]) -> str:
     """Name the rules about lost parts, wrong ops and failing loads, each with its repair; "" for none."""
-    findings = list(findings)
-    wrong = (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f) or is_certain(f))
+    findings = [f for f in findings if f.rule != ON_ROWS]
+    wrong = (f for f in findings if is_lost(f) or is_reported_wrong_here(f) or is_always_nan(f))
     failing = (f for f in findings if f.rule in FAILING_LOADS)
     lines = [_rule_list("numbers may be wrong", wrong), _rule_list("the load may hang or fail", failing)]
     return "; ".join(filter(None, lines))
@@ -128,20 +131,17 @@ def in_short(findings: Iterable[Finding]) -> str:
 
 def _rule_list(what: str, findings: Iterable[Finding]) -> str:
     """Return "<what>: <rule> (<repair>), ..."; "" without findings."""
-    words = [
-        f"{group.first.rule} ({group.first.remedy or group.first.advice or UNREPAIRED})"
-        for group in grouped_by_rule(findings)
-    ]
-    return f"{what}: {', '.join(words)}" if words else ""
+    firsts = [group.first for group in grouped_by_rule(findings)]
+    words = ", ".join(f"{f.rule} ({f.remedy or f.advice or UNREPAIRED})" for f in firsts)
+    return f"{what}: {words}" if words else ""
 
 
 def report_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield a line for each rule that reports wrong numbers."""
-    for group in grouped_by_rule(filter(is_reported, findings)):
-        yield f"{group}; {group.help}"
+    yield from (group.line for group in grouped_by_rule(filter(is_reported_wrong, findings)))
 
 
 def unrepaired(findings: Iterable[Finding]) -> Iterator[str]:
     """Yield a line for each rule whose findings `auto` does not repair: repairing would change the results."""
-    for group in grouped_by_rule(f for f in findings if is_lost(f) or is_reported(f)):
-        yield f"left as it is: {group}; {group.help}"
+    for group in grouped_by_rule(f for f in findings if is_lost(f) or is_reported_wrong(f)):
+        yield f"left as it is: {group.line}"

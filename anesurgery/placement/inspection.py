@@ -47,8 +47,7 @@ class Estimate:
     off: tuple[float, float] = (1.0, 1.0)
     """(ANE, CPU): how many times too large or too small the estimates may be."""
     or_else: tuple[tuple[float, float], ...] = ()
-    """Other estimates (ANE, CPU) that are as likely: by published cases the op may belong to these classes
-    too."""
+    """Other estimates (ANE, CPU) that are as likely, by other classes of ops that published cases allow."""
 
     def times(self, count: int) -> Estimate:
         """Return the estimate of several runs."""
@@ -105,7 +104,8 @@ class OpRow:
         """Return plain data."""
         own = {**vars(self), "findings": [f.to_json() for f in self.findings]}
         e = self.estimate
-        times = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}  # a guess is no number
+        # `gpu` is a guess, and so no part of the format
+        times = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}
         return {**own, "estimate": times}
 
 
@@ -272,9 +272,7 @@ class Inspection(Drawn):
     @property
     def residency_at_most(self) -> dict[str, float]:
         """The share if every op of unknown unit ran on the ANE."""
-        return self._shares_of(
-            lambda row: row.preferred == "ane" or (row.preferred is None and row.legal is not False)
-        )
+        return self._shares_of(_may_run_on_ane)
 
     @property
     def untimed(self) -> str:
@@ -309,7 +307,10 @@ class Inspection(Drawn):
         Raises:
             KeyError: no op of that name.
         """
-        return next((r for r in self._rows() if r.name == name), None) or _raise_unknown_op(name)
+        for row in self._rows():
+            if row.name == name:
+                return row
+        raise KeyError(f"no op {name!r} in this inspection")
 
     def __repr__(self) -> str:
         share, ops = between(self.residency["ops"], self.residency_at_most["ops"]), len(self._rows())
@@ -363,8 +364,8 @@ class Inspection(Drawn):
         }
 
 
-def _raise_unknown_op(name: str) -> OpRow:
-    raise KeyError(f"no op {name!r} in this inspection")
+def _may_run_on_ane(row: OpRow) -> bool:
+    return row.preferred == "ane" or (row.preferred is None and row.legal is not False)
 
 
 def _headline_of(inspection: Inspection) -> str:
@@ -376,7 +377,7 @@ def _headline_of(inspection: Inspection) -> str:
         why = dict.fromkeys(part.notes[0] for part in _leaves(inspection) if part.notes)
         return f"There are no ops to place{': ' * bool(why)}{'; '.join(why)}."
     time = "" if inspection.time is None else f"; {inspection.time} by estimate"
-    return f"On {inspection.target.words}, {_ops_on_engine(inspection, rows)}{time}"
+    return f"On {inspection.target.words}, {_ops_on_engine(inspection)}{time}"
 
 
 def _leaves(inspection: Inspection) -> Iterator[Inspection]:
@@ -402,10 +403,10 @@ def _summary_of(inspection: Inspection) -> str:
     return "; ".join(filter(None, words))
 
 
-def _ops_on_engine(inspection: Inspection, rows: Sequence[OpRow]) -> str:
+def _ops_on_engine(inspection: Inspection) -> str:
     """Return in words how many ops run on the engine, "6 to 8" if two are unknown, and their work."""
-    mine = sum(row.preferred == "ane" for row in rows)
-    most = mine + sum(row.preferred is None and row.legal is not False for row in rows)
+    rows = inspection._rows()
+    mine, most = sum(row.preferred == "ane" for row in rows), sum(map(_may_run_on_ane, rows))
     if mine == len(rows):
         return "every op runs on the Neural Engine"
     if all(row.preferred is None for row in rows):
@@ -453,11 +454,9 @@ def _passes_to_try(rows: Sequence[OpRow]) -> str:
         remedies = [finding.remedy for finding in _findings_off_engine(row) if finding.remedy]
         if remedies and (row.ms is None or row.ms >= LEAST_SHARE_OF_TIME * total):
             saved[remedies[0]] = saved.get(remedies[0], 0.0) + (row.ms or 0.0)
-    if not saved:
-        return ""
     named = sorted(saved, key=lambda name: -saved[name])
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    return f"try {', '.join(named[:MOST_NAMED])}{more}"
+    return f"try {', '.join(named[:MOST_NAMED])}{more}" if named else ""
 
 
 def _findings_off_engine(row: OpRow) -> list[Finding]:

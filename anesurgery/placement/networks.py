@@ -72,6 +72,11 @@ class _Layer:
     def name(self) -> str:
         return self.spec.name or next(iter(self.spec.output), self.kind)
 
+    @property
+    def output(self) -> str:
+        """The name of its first output; its own where it has none."""
+        return next(iter(self.spec.output), self.spec.name)
+
 
 def inspect_network(
     spec: Any, target: Target, label: str, blobs: Blobs | None = None, *, advice: bool = True
@@ -100,28 +105,27 @@ def inspect_network(
     blobs = blobs or _blobs(spec)
     shapes = _shapes_by_name(spec, layers, blobs)
     constants = frozenset(name for la in layers if la.kind == "loadConstantND" for name in la.spec.output)
-    rows = [_row(index, layer, target, shapes, constants) for index, layer in enumerate(layers)]
-    rows = [replace(row, flop=_flop(blobs, layer)) for row, layer in zip(rows, layers, strict=True)]
+    rows = [
+        replace(_row(index, layer, target, shapes, constants), flop=_flop(blobs, layer))
+        for index, layer in enumerate(layers)
+    ]
     about_shapes, doubts = _about_lengths(spec, blobs, target)
     rows = [replace(row, preferred=None) if doubts and row.preferred == "ane" else row for row in rows]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
-    rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
-    named = [(row, next(iter(la.spec.output), la.spec.name)) for row, la in zip(rows, layers, strict=True)]
-    timed = time_of_network(blobs, named, target)
-    if timed.each:
-        rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
+    time_of_layers = _time_of_network(blobs, layers, rows, target)
+    milliseconds = time_of_layers.each or [None] * len(rows)
+    rows = [replace(row, segment=n, ms=ms) for row, n, ms in zip(rows, numbers, milliseconds, strict=True)]
     faults, obstacle = _faults_and_obstacle(spec, label, target) if advice else ([], [])
-    if not advice and blobs is not None and (damage := _damage(blobs)) is not None:
+    if not advice and blobs is not None and (damage := _damage(blobs)) is not None:  # else the import finds it
         raise LoadError(f"{label}: {damage}") from damage
     return Inspection(
         model=label,
         target=target,
         ops=tuple(rows),
-        segments=with_times(segments, numbers, timed.each),
+        segments=with_times(segments, numbers, time_of_layers.each),
         findings=(*_refused(spec, layers), *_format_findings(rows), *faults, *about_shapes, *doubts),
-        memory=None,
-        notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
-        time=timed.time,
+        notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{why}"] if (why := time_of_layers.why) else [])),
+        time=time_of_layers.time,
     )
 
 
@@ -179,9 +183,12 @@ def _flop(blobs: Blobs | None, layer: _Layer) -> int:
     """Return the flop of the ops of a layer; 0 for a nested layer, and if some layer cannot be built."""
     if blobs is None or blobs.missing or layer.depth:
         return 0
-    ops = blobs.ops.get(next(iter(layer.spec.output), layer.spec.name), ())
-    nested = (inner for op in ops for inner in nested_ops(op))
-    return sum(work_of(op).flop for op in (*ops, *nested))
+    return sum(work_of(op).flop for outer in _ops(blobs, layer) for op in (outer, *nested_ops(outer)))
+
+
+def _ops(blobs: Blobs, layer: _Layer) -> Iterable[Operation]:
+    """Return the ops that were built for a layer, without constants."""
+    return (op for op in blobs.ops.get(layer.output, ()) if not is_weight(op))
 
 
 def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
@@ -197,7 +204,7 @@ def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) ->
             if len(tensor.dimValue) == tensor.rank > 0 and name not in shapes:
                 shapes[name] = tuple(int(d) for d in tensor.dimValue)
     for feature in [*spec.description.input, *spec.description.output]:
-        shape = feature_shape(feature)
+        shape = _feature_shape(feature)
         if shape and (feature.name not in shapes or is_legacy(network_of(spec))):
             shapes[feature.name] = shape
     return shapes
@@ -215,7 +222,7 @@ def _inferred(blobs: Blobs, layers: Sequence[_Layer]) -> dict[str, tuple[int, ..
     return inferred
 
 
-def feature_shape(feature: Any) -> tuple[int, ...]:
+def _feature_shape(feature: Any) -> tuple[int, ...]:
     """Return the shape of an input or output: (C, H, W) of an image, (C, 1, 1) of a vector; () without one."""
     kind = feature.type.WhichOneof("Type")
     if kind == "imageType":
@@ -231,8 +238,11 @@ def feature_shape(feature: Any) -> tuple[int, ...]:
 def _segments(
     layers: Sequence[_Layer], rows: Sequence[OpRow], shapes: dict[str, tuple[int, ...]], results: set[str]
 ) -> tuple[list[int], list[Segment]]:
-    """Return the segment number of each row, and the segments; constants come first, wherever they stand."""
-    order = sorted(range(len(rows)), key=lambda i: layers[i].kind not in CONSTANTS)
+    """Return the segment number of each row, and the segments; constants come first, wherever they stand.
+
+    A segment has the values that cross its border, with the shapes that are known.
+    """
+    order = sorted(range(len(rows)), key=lambda i: layers[i].kind != "loadConstantND")
     numbers, units = [0] * len(rows), list[str | None]()
     for i in order:
         if not units or rows[i].preferred != units[-1]:
@@ -243,41 +253,24 @@ def _segments(
     for i, layer in enumerate(layers):
         for name in layer.spec.input:
             readers.setdefault(name, set()).add(numbers[i])
-    names = [[row.name for row, m in zip(rows, numbers, strict=True) if m == n] for n in range(len(units))]
+    inputs: list[dict[str, tuple[int, ...]]] = [{} for _ in units]
+    outputs: list[dict[str, tuple[int, ...]]] = [{} for _ in units]
+    following: list[set[int]] = [set() for _ in units]
+    for name in [n for n in readers if n in segment_of or n in shapes]:
+        for n in readers[name] - {segment_of.get(name)}:
+            inputs[n][name] = shapes.get(name, UNKNOWN)
+    for name, n in segment_of.items():
+        others = readers.get(name, set()) - {n}
+        if others or name in results:
+            outputs[n][name] = shapes.get(name, UNKNOWN)
+            following[n] |= others
+    ops: list[list[str]] = [[] for _ in units]
+    for row, n in zip(rows, numbers, strict=True):
+        ops[n].append(row.name)
     return numbers, [
-        _segment(n, unit, names[n], segment_of, readers, shapes, results) for n, unit in enumerate(units)
+        Segment(n, unit, tuple(ops[n]), inputs[n], outputs[n], tuple(sorted(following[n])))
+        for n, unit in enumerate(units)
     ]
-
-
-def _segment(
-    number: int,
-    unit: str | None,
-    ops: list[str],
-    segment_of: dict[str, int],
-    readers: dict[str, set[int]],
-    shapes: dict[str, tuple[int, ...]],
-    results: set[str],
-) -> Segment:
-    """Return a segment with the values that cross its border.
-
-    `segment_of` has the number of the segment that computes a value, `readers` those that read it.
-    """
-    inputs = [
-        name
-        for name, numbers in readers.items()
-        if number in numbers and segment_of.get(name) != number and (name in segment_of or name in shapes)
-    ]
-    own = [name for name, n in segment_of.items() if n == number]
-    outputs = [name for name in own if name in results or readers.get(name, set()) - {number}]
-    following = {n for name in outputs for n in readers.get(name, set())} - {number}
-    return Segment(
-        index=number,
-        unit=unit,
-        ops=tuple(ops),
-        inputs={n: shapes.get(n, UNKNOWN) for n in inputs},
-        outputs={n: shapes.get(n, UNKNOWN) for n in outputs},
-        readers=tuple(sorted(following)),
-    )
 
 
 def _refused(spec: Any, layers: Iterable[_Layer]) -> Iterator[Finding]:
@@ -332,40 +325,32 @@ def _damage(blobs: Blobs) -> LoadError | None:
     return next((error for error in blobs.errors if not isinstance(error, NotExpressible)), None)
 
 
-# The time of a neural network, estimated from the MIL ops of its layers in fp16.
-
 BUILT_DTYPE = "fp32"
 """The dtype in which layers are built. The engine computes in fp16, which moves half of the bytes."""
 
 
-def time_of_network(blobs: Blobs | None, layers: Sequence[tuple[OpRow, str]], target: Target) -> Timed:
-    """Return the time of a network and of each layer, or why there is none.
+def _time_of_network(
+    blobs: Blobs | None, layers: Sequence[_Layer], rows: Sequence[OpRow], target: Target
+) -> Timed:
+    """Return the time of a network and of each layer from its ops in fp16, or why there is none.
 
-    Args:
-        blobs: the blobs of the network; None if an input could not be read.
-        layers: (row, name of the first output) of each layer.
-        target: one chip, or chips of one generation; other targets have no time.
+    `blobs` is None if an input could not be read. Only one chip, or chips of one generation, have a time.
     """
     if why := why_not_of(target):
         return Timed(None, why)
-    if blobs is None or blobs.missing or any(row.depth for row, _ in layers):
+    if blobs is None or blobs.missing or any(layer.depth for layer in layers):
         return Timed(None, "some layers cannot be built as ops, or are nested: nothing prices them")
     if any(any_symbolic(v.shape or ()) for v in blobs.function.inputs.values()):
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
-    ops = [(index, op) for index, (_, name) in enumerate(layers) for op in _ops(blobs, name)]
-    rows = [layers[index][0] for index, _ in ops]
-    judged = [_judged(op, row, target) for row, (_, op) in zip(rows, ops, strict=True)]
-    time_of_ops = timed(load_of(judged, [row.preferred for row in rows]), target)
+    ops = [(index, op) for index, layer in enumerate(layers) for op in _ops(blobs, layer)]
+    judged = [_judged(op, rows[index], target) for index, op in ops]
+    time_of_ops = timed(load_of(judged, [rows[index].preferred for index, _ in ops]), target)
     if not time_of_ops.each:
         return time_of_ops
     each = [0.0] * len(layers)
     for (index, _), ms in zip(ops, time_of_ops.each, strict=True):
         each[index] += ms
     return replace(time_of_ops, each=tuple(each))
-
-
-def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:
-    return (op for op in blobs.ops.get(name, ()) if not is_weight(op))
 
 
 def _judged(op: Operation, row: OpRow, target: Target) -> Judged:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from anesurgery.display import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
-from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
+from anesurgery.placement.cost import ANE_MEMORY_RATE, CPU_MEMORY_RATIO, CPU_SUMS
 from anesurgery.placement.durations import EQUAL_WITHIN, Time, change, from_to
 from anesurgery.placement.inspection import Inspection, OpRow, between, percent
 from anesurgery.placement.inspector import inspect_program
@@ -196,7 +196,7 @@ def _cost(part: Inspection, assumed: _Assumptions) -> float:
     unpriced = sum(row.bytes for row in part.ops if row.estimate is None)
     reading = sum(map(_weight_reading, part.ops)) if assumed.reads_weights else 0.0
     saved = sum(map(_recurrent_saving, part.ops)) if assumed.fast_recurrent else 0.0
-    return part.cost + unpriced * SLOWER / MEMORY + assumed.op * part.chain + reading - saved
+    return part.cost + unpriced * CPU_MEMORY_RATIO / ANE_MEMORY_RATE + assumed.op * part.chain + reading - saved
 
 
 def _doubt(part: Inspection) -> float:
@@ -210,7 +210,7 @@ def _weight_reading(row: OpRow) -> float:
     if row.op_type in _RECURRENT or row.estimate is None or not row.flop:
         return 0.0
     estimate = row.estimate.cpu if row.preferred == "cpu" else row.estimate.ane
-    return max(row.rounds * row.weights / MEMORY - (estimate or 0.0), 0.0)
+    return max(row.rounds * row.weights / ANE_MEMORY_RATE - (estimate or 0.0), 0.0)
 
 
 def _recurrent_saving(row: OpRow) -> float:

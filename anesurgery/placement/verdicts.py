@@ -443,7 +443,7 @@ def views(target: Target, doubts: Sequence[Finding] = (), judged: Sequence[Judge
     return tuple(extremes)
 
 
-PRODUCTS = cost.SUMS | {"matmul"}
+PRODUCTS = cost.WEIGHT_PRODUCTS | {"matmul"}
 
 FEW_SUMS = 3e9
 """On an M4 (macOS 26.6.2, ALL) decoders of 0.1 and 2.4 GFLOP ran on the GPU as a whole, one of 30 on the ANE
@@ -522,10 +522,10 @@ def _estimated_times(estimate: Estimate, hopeful: bool | None) -> tuple[float, f
 
 
 def _gpu_cost(judged: Judged, estimate: Estimate, view: View, on_ane: bool) -> float:
-    """Return the microseconds on the GPU; infinite for sums of products that the ANE may run (`cost.SUMS`)."""
+    """Return the microseconds on the GPU; infinite for `cost.WEIGHT_PRODUCTS` that the ANE may run."""
     if view.gpu == "free":
         return 0.0
-    is_unfitted = on_ane and judged.op.op_type in cost.SUMS
+    is_unfitted = on_ane and judged.op.op_type in cost.WEIGHT_PRODUCTS
     if not view.gpu or estimate.gpu is None or is_unfitted:
         return math.inf
     return estimate.gpu

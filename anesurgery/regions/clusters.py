@@ -15,7 +15,7 @@ import numpy as np
 from anesurgery.mil import Array, quiet_host
 
 with quiet_host():
-    from coremltools._deps import _kmeans1d
+    from coremltools._deps import _kmeans1d  # None where a build lacks its compiled part
 
 ROUNDS = 25
 """The most Lloyd steps; they end earlier when no value moves. A choice."""
@@ -39,7 +39,7 @@ def tables_of(groups: Sequence[Array], entries: int) -> Array:
 def _table_of_group(rows: Array, entries: int) -> Array:
     """Return the table [entries, width] of one group; unused entries are 0."""
     distinct, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
-    return _find_table(distinct.reshape(-1, rows.shape[1]), counts, entries)
+    return weighted(WeightedVectors(distinct.reshape(-1, rows.shape[1]), counts), entries)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,27 @@ def weighted(totals: WeightedVectors, entries: int) -> Array:
     Returns:
         [entries, width]; unused entries are 0.
     """
-    return _find_table(totals.known, totals.weights, entries)
+    known, weights = totals.known, totals.weights
+    if len(known) <= entries:
+        return np.pad(known.astype(np.float64), ((0, entries - len(known)), (0, 0)))
+    parts = max(LEAST_MEANS, MEANS_PER_ENTRY * entries)
+    if known.shape[1] == 1 and len(known) > parts:
+        known, weights = _merged_neighbours(known[:, 0], weights, parts)
+    if known.shape[1] == 1 and _kmeans1d is not None:
+        return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=weights).centroids)[:, None]
+    if len(known) > MOST_ROWS:
+        sample = np.random.default_rng(0).choice(len(known), MOST_ROWS, replace=False)
+        known, weights = known[sample], weights[sample]
+    table = _initial_table(known, weights, entries)
+    for _ in range(ROUNDS):
+        entry_of = nearest(known, table)
+        total = np.bincount(entry_of, weights, entries)
+        sums = [np.bincount(entry_of, weights * column, entries) for column in known.T]
+        means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.where(total > 0, total, 1)[:, None], table)
+        if np.array_equal(means, table):
+            break
+        table = means
+    return table
 
 
 def distinct_with_weights(vectors: Array, weights: Array) -> WeightedVectors:
@@ -87,60 +107,31 @@ def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Wei
         largest: the largest magnitude of all scalars, by which they are scaled to the fp16 range.
     """
     _, exponent = np.frexp(largest)
-    counts, sums = np.zeros(1 << 16), np.zeros(1 << 16)
+    totals, sums = np.zeros(1 << 16), np.zeros(1 << 16)
     for values, weights in pieces:
         half = (values * 2.0 ** (FP16_EXPONENT - exponent)).astype(np.float16)
         codes = (half + np.float16(0)).view(np.uint16)  # -0 becomes 0
-        counts += np.bincount(codes, weights, minlength=1 << 16)
+        totals += np.bincount(codes, weights, minlength=1 << 16)
         sums += np.bincount(codes, weights * values, minlength=1 << 16)
-    is_used = counts > 0
-    distinct = sums[is_used] / counts[is_used]
-    order = np.argsort(distinct)
-    return WeightedVectors(distinct[order, None], counts[is_used][order])
+    is_used = totals > 0
+    means = sums[is_used] / totals[is_used]
+    order = np.argsort(means)
+    return WeightedVectors(means[order, None], totals[is_used][order])
 
 
-def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
-    """Return the table of distinct rows; `counts` are their weights. Unused entries are 0."""
-    if len(distinct) <= entries:
-        return np.pad(distinct.astype(np.float64), ((0, entries - len(distinct)), (0, 0)))
-    parts = max(LEAST_MEANS, MEANS_PER_ENTRY * entries)
-    if distinct.shape[1] == 1 and len(distinct) > parts:
-        distinct, counts = _merged_neighbours(distinct[:, 0], counts, parts)
-    if distinct.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
-        return np.array(_kmeans1d.cluster(distinct[:, 0], entries, weights=counts).centroids)[:, None]
-    if len(distinct) > MOST_ROWS:
-        sample = np.random.default_rng(0).choice(len(distinct), MOST_ROWS, replace=False)
-        distinct, counts = distinct[sample], counts[sample]
-    values = _initial_table(distinct, counts, entries)
-    for _ in range(ROUNDS):
-        places = nearest(distinct, values)
-        total = np.bincount(places, counts, entries)
-        sums = [np.bincount(places, counts * column, entries) for column in distinct.T]
-        means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.where(total > 0, total, 1)[:, None], values)
-        if np.array_equal(means, values):
-            break
-        values = means
-    return values
-
-
-def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Array, Array]:
-    """Return the means [parts, 1] of neighbouring scalars, and their total counts.
+def _merged_neighbours(known: Array, weights: Array, parts: int) -> tuple[Array, Array]:
+    """Return the means [at most `parts`, 1] of neighbours among sorted scalars, and their total weights.
 
     The density of means is proportional to the cube root of the density of the scalars, as is that of the
     entries of an optimal table.
-
-    Args:
-        distinct: sorted scalars.
-        counts: how often each counts.
-        parts: the number of means.
     """
-    shares = np.cbrt(counts * np.gradient(distinct) ** 2)  # the density of scalars is counts / gaps
+    shares = np.cbrt(weights * np.gradient(known) ** 2)  # the density of scalars is weights / gaps
     shares = np.minimum(shares, _largest_share(shares, parts))
     ends = np.cumsum(shares)
     part_of = np.minimum(((ends - shares / 2) / ends[-1] * parts).astype(np.int64), parts - 1)
-    total = np.bincount(part_of, counts)
+    total = np.bincount(part_of, weights)
     is_used = total > 0
-    means = np.bincount(part_of, counts * distinct)[is_used] / total[is_used]
+    means = np.bincount(part_of, weights * known)[is_used] / total[is_used]
     return means[:, None], total[is_used]
 
 
@@ -156,17 +147,17 @@ def _largest_share(shares: Array, parts: int) -> float:
     return float(limits[np.argmax(ascending[: -parts - 1 : -1] <= limits)])
 
 
-def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
+def _initial_table(known: Array, weights: Array, entries: int) -> Array:
     """Return the first table by k-means++: each entry is drawn far from those before it."""
     rng = np.random.default_rng(0)
-    chosen = [int(rng.choice(len(distinct), p=counts / counts.sum()))]
-    squared_distances = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
+    chosen = [int(rng.choice(len(known), p=weights / weights.sum()))]
+    squared_distances = ((known - known[chosen[0]]) ** 2).sum(1)
     for _ in range(entries - 1):
-        weight = squared_distances * counts
-        place = int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right"))
-        chosen.append(min(place, len(distinct) - 1))
-        squared_distances = np.minimum(squared_distances, ((distinct - distinct[chosen[-1]]) ** 2).sum(1))
-    return distinct[chosen].astype(np.float64)
+        chances = squared_distances * weights
+        place = int(np.searchsorted(np.cumsum(chances), rng.random() * chances.sum(), side="right"))
+        chosen.append(min(place, len(known) - 1))
+        squared_distances = np.minimum(squared_distances, ((known - known[chosen[-1]]) ** 2).sum(1))
+    return known[chosen].astype(np.float64)
 
 
 def nearest(rows: Array, table: Array) -> Array:

@@ -193,12 +193,12 @@ def _positive_scales(scale: Array, dtype: Any) -> Array:
 def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode the iOS 16 form: one scale and zero point for all, or one for each index along an axis."""
     zeros, scales = np.asarray(op.zero_point.val), np.asarray(op.scale.val)
-    kind, axis = _integer_range(op.quantized_data), int(op.axis.val) % len(edit.shape)
-    at = next(i for i, new in enumerate(edit.axes) if axis in new.sources)
+    integer_range, axis = _integer_range(op.quantized_data), int(op.axis.val) % len(edit.shape)
+    at = _new_axis(edit, axis)
     blocks = tuple(n if scales.ndim and i == at else 1 for i, n in enumerate(edit.result))
-    assert kind is not None
+    assert integer_range is not None
     cells = _split_into_blocks(numbers, blocks)
-    new = _quantized(cells, kind, zeros, scales.dtype)
+    new = _quantized(cells, integer_range, zeros, scales.dtype)
     if edit.keeps:
         old_integers = _split_into_blocks(np.asarray(op.quantized_data.val), blocks)
         old_scale, old_zero = (np.broadcast_to(v, new.scale.shape) for v in (scales, zeros))
@@ -206,7 +206,7 @@ def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
     elif edit.axes[at].sources == (axis,) and not edit.pads:
         old_parts = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
         old_scale, old_zero = (np.broadcast_to(v, new.scale.shape) for v in old_parts)
-        new = _Quantized.of(cells, kind, old_scale, old_zero).or_nearer(new, cells)
+        new = _Quantized.of(cells, integer_range, old_scale, old_zero).or_nearer(new, cells)
     stored_type = np.asarray(op.quantized_data.val).dtype
     shape = (-1,) if scales.ndim else ()
     return Form(
@@ -230,25 +230,35 @@ def _blockwise(op: Operation, numbers: Array, edit: Edit) -> Form:
 
 def _quantized_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> tuple[Array, dict[str, Part]]:
     """Return numbers as integers, with the scales and offsets of their blocks as inputs."""
-    kind, offset = _integer_range(data), op.inputs.get("offset")
-    if kind is None or is_compressed(op.scale) or (offset is not None and is_compressed(offset)):
+    integer_range, offset = _integer_range(data), op.inputs.get("offset")
+    if integer_range is None or is_compressed(op.scale) or (offset is not None and is_compressed(offset)):
         raise Refused(f"the numbers of %{op.outputs[0].name} are no integers with plain scales")
-    blocks, scales = edit.of_blocks(op.scale.shape).result, np.asarray(op.scale.val)
-    zeros, cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
-    new = _quantized(cells, kind, zeros, scales.dtype)
+    by_block, scales = edit.of_blocks(op.scale.shape), np.asarray(op.scale.val)
+    blocks, zeros = by_block.result, None if offset is None else np.asarray(offset.val)
+    cells = _split_into_blocks(numbers, blocks)
+    new = _quantized(cells, integer_range, zeros, scales.dtype)
     if edit.keeps and np.shape(data.val) == numbers.shape:  # a sparse form has integers in a row
         old_zero = np.zeros_like(new.zero) if zeros is None else zeros.ravel().astype(np.float64)
         old_integers = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
         new = _rescaled_or_new(cells, _Quantized(old_integers, scales.ravel(), old_zero), new)
-    elif not (by_block := edit.of_blocks(op.scale.shape)).pads:
+    elif not by_block.pads:
         old_scale = by_block.apply(scales).ravel()
         old_zero = np.zeros(len(old_scale)) if zeros is None else by_block.apply(zeros).ravel()
-        new = _Quantized.of(cells, kind, old_scale, old_zero).or_nearer(new, cells)
+        new = _Quantized.of(cells, integer_range, old_scale, old_zero).or_nearer(new, cells)
     parts: dict[str, Part] = {"scale": new.scale.reshape(blocks)}
     if zeros is not None:
-        parts["offset"] = new.zero.reshape(blocks).astype(zeros.dtype).view(zeros.dtype)
-    dtype = np.asarray(data.val).dtype
-    return _join_blocks(new.integers, blocks, edit.result).astype(dtype).view(dtype), parts
+        parts["offset"] = as_stored(new.zero.reshape(blocks), zeros.dtype)
+    return as_stored(_join_blocks(new.integers, blocks, edit.result), np.asarray(data.val).dtype), parts
+
+
+def as_stored(values: Array, dtype: Any) -> Array:
+    """Return values in the dtype of a constant; the view keeps that one of four bits differs from int8."""
+    return values.astype(dtype).view(dtype)
+
+
+def _new_axis(edit: Edit, axis: int) -> int:
+    """Return the axis after an edit of which an old one is a part."""
+    return next(i for i, new in enumerate(edit.axes) if axis in new.sources)
 
 
 def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
@@ -260,12 +270,13 @@ def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
         )
     old = edit.apply(np.asarray(decoded(op.outputs[0]), np.float64))
     before, after = (np.abs(_split_into_blocks(v, blocks.result)).max(axis=1) for v in (old, numbers))
+    # of each block of the result, how many times larger its largest number is
     growth = np.where((before > 0) & (after > 0), after / np.where(before > 0, before, 1), 1)
     scales = np.asarray(op.scale.val)
     scale = blocks.apply(scales).astype(np.float64) * growth.reshape(blocks.result)
     parts: dict[str, Part] = {"scale": _cast(scale, scales.dtype)}
     inner = numbers / _repeated_over_blocks(parts["scale"], edit.result)
-    if (offset := op.inputs.get("offset")) is not None:
+    if (offset := op.inputs.get("offset")) is not None:  # number = (inner - offset) * scale
         parts["offset"] = edited(offset, blocks)
         inner = inner + _repeated_over_blocks(numbers_of(parts["offset"]), edit.result)
     return Form(op.op_type, {"data": encoded(op.data, inner, edit), **parts})
@@ -283,51 +294,41 @@ def _palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode as indices into tables, one table for each block."""
     if op.inputs.get("shape") is not None:
         return _packed_palette(op, numbers, edit)
-    indices, tables, vector = _find_tables(op, op.indices, numbers, edit, np.ones(numbers.shape, bool))
-    return Form(op.op_type, {"indices": indices, "lut": tables, **vector})
+    indices, _, parts = _find_tables(op, op.indices, numbers, edit, np.ones(numbers.shape, bool))
+    return Form(op.op_type, {"indices": indices, **parts})
 
 
 def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode the iOS 16 form: one table for all, and packed indices."""
-    table = np.asarray(op.lut.val)
-    bits = int(table.size).bit_length() - 1
-    rows = numbers.reshape(-1, 1)
-    tables = tables_of([rows], int(table.size))
-    lut = _cast(tables.reshape(-1), table.dtype)
-    shape = np.array(edit.result, np.uint32)
-    return Form(
-        op.op_type,
-        {"indices": sub_byte.pack(nearest(rows, tables[0]).astype(np.uint8), bits), "lut": lut, "shape": shape},
-    )
+    table, rows = np.asarray(op.lut.val), numbers.reshape(-1, 1)
+    (entries,) = tables_of([rows], int(table.size))
+    indices = sub_byte.pack(nearest(rows, entries).astype(np.uint8), int(table.size).bit_length() - 1)
+    lut, shape = _cast(entries[:, 0], table.dtype), np.array(edit.result, np.uint32)
+    return Form(op.op_type, {"indices": indices, "lut": lut, "shape": shape})
 
 
 def _find_tables(
     op: Operation, indices: Var, numbers: Array, edit: Edit, mask: Array
-) -> tuple[Array, Part, dict[str, Any]]:
-    """Return the index of each number (or vector) where a mask is set, the tables, and the vector axis."""
+) -> tuple[Array, Array, dict[str, Part]]:
+    """Return the index of each number (or vector), whether the mask sets it, and the tables with their axis."""
     entries, width = (int(n) for n in op.lut.shape[-2:])
     vector_axis = op.inputs.get("vector_axis")
-    axis = (
-        next((i for i, a in enumerate(edit.axes) if _at(vector_axis, edit) in a.sources), 0) if width > 1 else 0
-    )
+    axis = 0 if vector_axis is None else _new_axis(edit, int(vector_axis.val) % len(edit.shape))
     blocks = edit.of_blocks(op.lut.shape[:-2]).result
     shape = tuple(n // width if i == axis else n for i, n in enumerate(edit.result))
     if edit.result[axis] % width or any(n % b for n, b in zip(shape, blocks, strict=True)):
         raise Refused(f"{edit.result} is no multiple of the vectors and tables of %{op.outputs[0].name}")
     sides = [_split_into_blocks(part, blocks) for part in _vector_components(numbers, axis, width)]
-    masks = _split_into_blocks(np.any([*_vector_components(mask, axis, width)], axis=0), blocks)
+    is_set = np.asarray(np.any(_vector_components(mask, axis, width), axis=0))
+    masks = _split_into_blocks(is_set, blocks)
     rows = [np.stack([s[i][masks[i]] for s in sides], axis=1) for i in range(len(masks))]
     lut = encoded(op.lut, tables_of(rows, entries).reshape(*blocks, entries, width))
     table_values = np.asarray(numbers_of(lut), np.float64).reshape(-1, entries, width)
     cells = np.zeros(masks.shape, np.uint8)
     for group, table in enumerate(table_values):
         cells[group][masks[group]] = nearest(rows[group], table)
-    packed = _join_blocks(cells, blocks, shape).view(np.asarray(indices.val).dtype)
-    return packed, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
-
-
-def _at(axis: Var | None, edit: Edit) -> int:
-    return 0 if axis is None else int(axis.val) % len(edit.shape)
+    parts: dict[str, Any] = {"lut": lut} | ({} if vector_axis is None else {"vector_axis": np.int32(axis)})
+    return as_stored(_join_blocks(cells, blocks, shape), np.asarray(indices.val).dtype), is_set, parts
 
 
 def _vector_components(values: Array, axis: int, width: int) -> list[Array]:
@@ -350,23 +351,18 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
 
 def sparse_form(data: Array, mask: Array, *, packed: bool) -> Form:
     """Return the op that puts numbers where a mask is set; before iOS 18 its mask is packed into bytes."""
-    flags = mask.astype(np.uint8)
-    inputs: dict[str, Part] = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
+    inputs: dict[str, Part] = {"nonzero_data": data, "mask": as_stored(mask, types.np_uint1_dtype)}
     if packed:
-        inputs |= {"mask": sub_byte.pack(flags, 1), "shape": np.array(mask.shape, np.uint32)}
+        bits = sub_byte.pack(mask.astype(np.uint8), 1)
+        inputs |= {"mask": bits, "shape": np.array(mask.shape, np.uint32)}
     return Form("constexpr_sparse_to_dense", inputs)
 
 
 def _sparse_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Encode indices of a palette with a mask."""
-    indices, tables, vector = _find_tables(op, op.indices_nonzero_data, numbers, edit, numbers != 0)
-    axis = int(vector.get("vector_axis", 0))
-    mask = np.any(_vector_components(numbers != 0, axis, int(op.lut.shape[-1])), axis=0)
-    parts = {"indices_mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
-    dtype = np.asarray(op.indices_nonzero_data.val).dtype
-    return Form(
-        op.op_type, {**parts, "indices_nonzero_data": indices[mask].view(dtype), "lut": tables, **vector}
-    )
+    indices, mask, parts = _find_tables(op, op.indices_nonzero_data, numbers, edit, numbers != 0)
+    flags, kept = as_stored(mask, types.np_uint1_dtype), as_stored(indices[mask], indices.dtype)
+    return Form(op.op_type, {"indices_mask": flags, "indices_nonzero_data": kept, **parts})
 
 
 def _sparse_blockwise(op: Operation, numbers: Array, edit: Edit) -> Form:
@@ -375,8 +371,8 @@ def _sparse_blockwise(op: Operation, numbers: Array, edit: Edit) -> Form:
         raise Refused(f"the quantized numbers of %{op.outputs[0].name} are compressed once more")
     mask = numbers != 0
     data, parts = _quantized_blocks(op, op.nonzero_data, numbers, edit)
-    flags = mask.astype(np.uint8).view(types.np_uint1_dtype)
-    return Form(op.op_type, {"data_mask": flags, "nonzero_data": data[mask].view(data.dtype), **parts})
+    flags, kept = as_stored(mask, types.np_uint1_dtype), as_stored(data[mask], data.dtype)
+    return Form(op.op_type, {"data_mask": flags, "nonzero_data": kept, **parts})
 
 
 FORMS: dict[str, Callable[[Operation, Array, Edit], Form]] = {

@@ -18,12 +18,11 @@ from anesurgery.loading import load
 from anesurgery.mil import exclusive
 from anesurgery.semantics.reading import in_decibels
 
-CORE_ML, CORE_AI, BOTH = FORMATS = ("coreml", "coreai", "both")
+FORMATS = ("coreml", "coreai", "both")
 """The formats that a model can be written in."""
-ONE = FORMATS[:2]
-"""The formats of a single object: all but "both"."""
+CORE_ML, CORE_AI, BOTH = FORMATS
+SINGLE_FORMATS = (CORE_ML, CORE_AI)
 ASSET = ".aimodel"
-ASSET_NAME = f"model{ASSET}"
 
 
 def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
@@ -50,10 +49,10 @@ def in_format(model: Any, name: str) -> Any:
     """
     if name == CORE_ML:
         return model
-    write, folder = registry.writer_of(Path(ASSET_NAME)), Path(tempfile.mkdtemp(prefix="anesurgery-coreai-"))
+    write, folder = registry.writer_of(Path(ASSET)), Path(tempfile.mkdtemp(prefix="anesurgery-coreai-"))
     assert write is not None
     try:
-        made = write(model, folder / ASSET_NAME)
+        made = write(model, folder / f"model{ASSET}")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -88,8 +87,8 @@ class Both:
         worst = in_decibels(self.psnr, "the worst output reaches ")
         words = "identical outputs" if self.psnr == float("inf") else worst
         return (
-            f"{names} agree: {words} on one set of inputs. Apple's runtime on Linux ran what the "
-            f".aimodel holds in fp32, and the interpreter ran the {self.coreml.suffix}"
+            f"{names} agree: {words} on one set of inputs. Apple's runtime on Linux computed the "
+            f".aimodel in fp32, and the interpreter ran the {self.coreml.suffix}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def check_both(source: Path | None, package: Path, overwrite: bool, suffix: str)
     """
     check_target(source, package, overwrite, suffix)
     check_place(package.with_suffix(ASSET), overwrite, source)
-    registry.writer_of(package.with_suffix(ASSET))
+    registry.writer_of(package.with_suffix(ASSET))  # raises without Apple's package
 
 
 @exclusive()

@@ -84,7 +84,9 @@ class Difference:
     """The specification version of the opset."""
     what: str
     rewrite: Rewriter | None = None
-    """None: what the older form accepts means the same in the newer one."""
+    """None: what the older form accepts means the same in the newer one, unless `refused`."""
+    refused: bool = False
+    """The op cannot be rewritten."""
     recode: Callable[[Operation], Parts] | None = None
     """Returns the parts of a compressed weight in the newer form."""
 
@@ -127,19 +129,19 @@ def why_not(program: Program, version: int) -> Refusal | None:
     if version_of(program) > version:
         return Refusal("an opset is never lowered; convert the model for the older one")
     for op in walk_ops(program):
-        for since in _changes(op, version):
+        for since in _newer_forms(op, version):
             if not any(row.since == since for row in DIFFERENCES.get(op.op_type, ())):
                 words = f"what {op.op_type} means from {in_words(since)} on is not known here"
                 return Refusal(f"{words}; convert the model for it", op)
         for row in differences(op, version):
-            if row.rewrite is _refused:
+            if row.refused:
                 return Refusal(f"{row.what}; convert the model again for {in_words(version)}", op)
     return None
 
 
 def differences(op: Operation, version: int) -> list[Difference]:
     """Return what is different for an op that is raised to the opset of a version."""
-    since = _changes(op, version)
+    since = _newer_forms(op, version)
     return [row for row in DIFFERENCES.get(op.op_type, ()) if row.since in since]
 
 
@@ -154,10 +156,10 @@ def _keep_meanings(function: Function, version: int) -> Refusal | None:
     return None
 
 
-def _changes(op: Operation, version: int) -> list[int]:
+def _newer_forms(op: Operation, version: int) -> list[int]:
     """Return the newer opsets, up to that of a version, that have another form of an op."""
-    later = [since for since in changes(op.op_type) if since <= version]
-    return [since for since in later if since > int(op.opset_version.value)]
+    own = int(op.opset_version.value)
+    return [since for since in changes(op.op_type) if own < since <= version]
 
 
 @lru_cache(maxsize=1024)
@@ -174,11 +176,6 @@ def _cannot(program: Program, version: int) -> str:
 def in_words(version: int) -> str:
     """Return the release that an opset came with: "iOS 18"."""
     return str(ct.target(version).name).replace("iOS", "iOS ")
-
-
-def _refused(op: Operation) -> Refusal | None:
-    """Refuse an op that cannot be rewritten; `why_not` gives the reason of its row."""
-    return Refusal("its form is another one", op)
 
 
 def _indexed_axis(op: Operation) -> list[int]:
@@ -276,28 +273,30 @@ def _recode(function: Any, old: Function, version: int, weights: InMemoryWeights
     The older form stores its parts as attributes of the op, the newer one as inputs. Parts of the same content
     move as they are.
     """
-    recoded = {}
+    recoded: dict[str, Parts | None] = {}  # None: the attributes move as they are
     for op in walk_ops(old):
         for row in differences(op, version) if is_constexpr(op) else ():
-            recoded[op.outputs[0].name] = {} if row.recode is None else row.recode(op)
+            recoded[op.outputs[0].name] = None if row.recode is None else row.recode(op)
     for op in nested_operations(function):
         if not recoded.keys() & {v.name for v in op.outputs}:
             continue
         attributes = {name: op.attributes.pop(name) for name in list(op.attributes) if name != "name"}
         parts = recoded[op.outputs[0].name]
-        values = {name: stored_value(array, weights) for name, array in parts.items()} or attributes
+        if parts is None:
+            values = attributes
+        else:
+            values = {name: stored_value(array, weights) for name, array in parts.items()}
         for name, value in values.items():
             op.inputs[name].arguments.add().value.CopyFrom(value)
 
 
 def _rename(function: Any, version: int) -> None:
     """Change the opset of a `Function` protobuf."""
-    block = function.block_specializations[function.opset]
-    copy = type(block)()
-    copy.CopyFrom(block)
-    del function.block_specializations[function.opset]
-    function.opset = opset_name(version)
-    function.block_specializations[function.opset].CopyFrom(copy)
+    blocks, old, new = function.block_specializations, function.opset, opset_name(version)
+    if new != old:
+        blocks[new].CopyFrom(blocks[old])
+        del blocks[old]
+        function.opset = new
 
 
 PARAMETERS = "its numbers may have another type than x"
@@ -358,10 +357,10 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "clip": (Difference(IOS17, "alpha must be below beta", _clip),),
     "crop_resize": (
         Difference(IOS16, "pad_value, 0 by default"),
-        Difference(IOS17, "its boxes and results have another form from iOS 17 on", _refused),
+        Difference(IOS17, "its boxes and results have another form from iOS 17 on", refused=True),
     ),
     "non_maximum_suppression": (
-        Difference(IOS17, "it has no score_threshold, and other axes, from iOS 17 on", _refused),
+        Difference(IOS17, "it has no score_threshold, and other axes, from iOS 17 on", refused=True),
     ),
     "constexpr_lut_to_dense": (Difference(IOS18, "indices have the shape of the weight", recode=_palette),),
     "constexpr_sparse_to_dense": (Difference(IOS18, "the mask has the shape of the weight", recode=_sparse),),

@@ -1,8 +1,9 @@
 """Change how states are held, in every function that has them; all other ops still read the same numbers.
 
 For example, a state of (8, 60) may be held as (8, 64). A *stored* value has the new form: what is read from the
-state, what `slice_update` makes of that, and what is written back. A `Form` builds these. If any other op reads
-one, it gets the *plain* value, the one before the change: here a slice of 60. It is built once.
+state, what `slice_update` makes of that (unless another op reads it), and what is written back. A `Form` builds
+these. Any other op that reads one gets the *plain* value, the one before the change: here a slice of 60. It is
+built once.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def state_of(op: Operation) -> Var | None:
     return state if isinstance(state, Var) and types.is_state(state.sym_type) else None
 
 
-def each(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
+def functions_with_state(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
     """Yield each function that has a state of a name, and that state."""
     for function in program.functions.values():
         if (state := states_of(function).get(name)) is not None:
             yield function, state
 
 
-def within_block(functions: Iterable[Function], name: str) -> Refusal | None:
+def refusal_within_block(functions: Iterable[Function], name: str) -> Refusal | None:
     """Return why a state cannot get another form: an op inside a branch or a loop uses it."""
     for function in functions:
         state = states_of(function).get(name)
@@ -78,7 +79,7 @@ class Form:
         return stored
 
     def stored(self, mb: Builder, value: Var) -> Var:
-        """Build the stored value of a plain one, which was not read from the state; likewise."""
+        """Build the stored value of a plain one, which was not read from the state; by default the same."""
         return value
 
     def end(self, edits: GraphEdits) -> None:
@@ -102,7 +103,7 @@ class StoredStates:
         old: list[Operation] = []
         for op in list(self.edits.function.operations):
             mb = self.edits.before(op)
-            if self.replaced(mb, op):
+            if self.try_to_store(mb, op):
                 old.append(op)
             else:
                 self.read_plain(mb, op)
@@ -114,17 +115,17 @@ class StoredStates:
                 self.edits.take_name(output, value)
         for form in self.forms.values():
             form.end(self.edits)
-        for op in reversed(old):
+        for op in reversed(old):  # readers first; `end` may have removed some
             if op.enclosing_block is not None:
                 op.enclosing_block.remove_ops([op])
         self.edits.remove()
 
-    def replaced(self, mb: Builder, op: Operation) -> bool:
-        """Build the stored value of an op that reads, updates or writes a state; False for other ops."""
+    def try_to_store(self, mb: Builder, op: Operation) -> bool:
+        """Build the stored value of an op that reads, updates or writes a state, and return whether it does."""
         if op.op_type == "read_state" and op.input in self.forms:
             form = self.forms[op.input]
             result = form.read(mb, op)
-        elif op.op_type == "slice_update" and op.x in self._stored and not self.is_read_as_value(op):
+        elif op.op_type == "slice_update" and op.x in self._stored and not _is_read_as_value(op):
             stored, form = self._stored[op.x]
             self.read_plain(mb, op, but="x")
             result = form.update(mb, op, stored)
@@ -136,11 +137,6 @@ class StoredStates:
             return False
         self._stored[op.outputs[0]] = (result, form)
         return True
-
-    @staticmethod
-    def is_read_as_value(op: Operation) -> bool:
-        """Is an update read as a value, and not only written to the state?"""
-        return any(r.op_type not in ("coreml_update_state", "slice_update") for r in consumers(op.outputs[0]))
 
     def read_plain(self, mb: Builder, op: Operation, but: str = "") -> None:
         """Let an op, and those in its blocks, read plain values, except its input `but`."""
@@ -171,6 +167,11 @@ class StoredStates:
             stored, form = self._stored[var]
             self._plain[var] = form.plain(mb or self.edits.last(), stored)
         return self._plain[var]
+
+
+def _is_read_as_value(op: Operation) -> bool:
+    """Is an update read as a value, and not only written to the state?"""
+    return any(r.op_type not in ("coreml_update_state", "slice_update") for r in consumers(op.outputs[0]))
 
 
 def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:

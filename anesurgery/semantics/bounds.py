@@ -20,7 +20,7 @@ from anesurgery.semantics.reading import channels, flag, ints, number, weight
 
 FINITE = "finite"
 """The key of `facts_of_array` that says whether all elements are finite."""
-LEAST = 64
+LEAST_REMEMBERED = 64
 """Arrays of fewer elements are not remembered: coremltools writes into small ones."""
 _FACTS: dict[int, tuple[weakref.ref[Array], dict[Any, Any]]] = {}
 """id(array) -> (a weak reference, what is known of the array); entries go when the array does."""
@@ -29,9 +29,9 @@ _FACTS: dict[int, tuple[weakref.ref[Array], dict[Any, Any]]] = {}
 def facts_of_array(array: Any) -> dict[Any, Any]:
     """Return the dict that holds what is known of an array, which callers read and extend under their own keys.
 
-    The dict of an array below `LEAST` elements, or of anything else, is new and empty each time.
+    The dict of an array below `LEAST_REMEMBERED` elements, or of anything else, is new and empty each time.
     """
-    if not isinstance(array, np.ndarray) or array.size < LEAST:
+    if not isinstance(array, np.ndarray) or array.size < LEAST_REMEMBERED:
         return {}
     identity = id(array)
     if identity not in _FACTS:
@@ -42,7 +42,7 @@ def facts_of_array(array: Any) -> dict[Any, Any]:
 Interval = tuple[float, float]
 
 ANY: Interval = (-math.inf, math.inf)
-MOST = 1 << 22
+MOST_READ = 1 << 22
 """Weights of more elements are not read: a choice, since every question would read all of them."""
 
 
@@ -66,7 +66,7 @@ def norm_gain_and_offset(norm: Operation) -> tuple[float, float]:
 
 def _least_and_largest(var: Var) -> Interval:
     """Read the least and largest number of a constant; `ANY` for a large or empty one, text and NaN."""
-    if math.prod(static_shape(var) or ()) > MOST:
+    if math.prod(static_shape(var) or ()) > MOST_READ:
         return ANY
     value = constant(var)
     if value is None or isinstance(value, str) or np.size(value) == 0:
@@ -81,7 +81,7 @@ EXACT, CORRECT, FUNCTION = 0, 1, 4
 """How often an op rounds: never, once (the exact result), or as a library function, whose exponentials and the
 like are within a few units of the last place.
 """
-OF_NORM = 12
+ROUNDINGS_OF_NORM = 12
 """Roundings between a number and its normalised form, those of the square and the root among them."""
 
 
@@ -103,7 +103,7 @@ def _rounded_up(end: float, dtype: np.dtype[Any], roundings: float) -> float:
         return end
     info = np.finfo(dtype)
     unit, tiny = float(info.eps) / 2, float(info.tiny)
-    if roundings > CORRECT:
+    if roundings > CORRECT:  # the powers of 2 only keep the bounds finite
         exponent = roundings if end > 0 else -roundings
         end *= math.exp(min(exponent * math.log1p(unit), math.log(2.0**200)))
     if roundings and abs(end) < tiny:  # what is above 0 may grow to normal, what is below may become 0
@@ -124,7 +124,7 @@ def norm_growth(epsilon: float, dtype: np.dtype[Any]) -> float:
     if not stored_epsilon > 0:
         return math.inf
     lost_square = 2 * float(info.smallest_subnormal)
-    return math.sqrt(max(1.0, lost_square / stored_epsilon)) * (1 + float(info.eps)) ** OF_NORM
+    return math.sqrt(max(1.0, lost_square / stored_epsilon)) * (1 + float(info.eps)) ** ROUNDINGS_OF_NORM
 
 
 # Largest lengths of rows: of stored weights, and of values that a norm (one op, or written out) made.
@@ -169,7 +169,7 @@ class WeightNorms:
 def weight_norms(op: Operation) -> WeightNorms | None:
     """Return the norms of a product's stored weight; None where it is compressed, too large or computed."""
     var, size = weight(op), channels(op)
-    if var is None or producer(var, "const") is None or size is None or math.prod(size) > MOST:
+    if var is None or producer(var, "const") is None or size is None or math.prod(size) > MOST_READ:
         return None
     return WeightNorms(var, op.op_type == "matmul" and not flag(op, "transpose_y"))
 

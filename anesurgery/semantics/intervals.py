@@ -3,7 +3,7 @@
 There are two kinds. `interval` is in real numbers, as if no dtype ended; findings about overflow ask for it.
 `stored_interval` is of the numbers that the program computes, rounded outwards in the dtype of each value; it
 is infinite where a value may overflow, and proofs rest on it. `ANY`, (-inf, inf), means that nothing is known.
-What each op does to intervals is in `rows`. Weights of more than `MOST` elements are never read.
+What each op does to intervals is in `rows`. Weights of more than `MOST_READ` elements are never read.
 
 The second half bounds attention scores by the lengths of heads, which decides whether a mask's fill still
 masks.
@@ -28,7 +28,7 @@ from anesurgery.semantics.bounds import (
     CORRECT,
     EXACT,
     FUNCTION,
-    MOST,
+    MOST_READ,
     Interval,
     constant_range,
     facts_of_array,
@@ -332,7 +332,7 @@ def _singular_value_and_bias(layer: Operation, size: int, roughly: bool) -> tupl
     """Return the largest singular value of a head's weights and its longest bias; None for large weights."""
     weight, bias = constant(layer.weight), layer.inputs.get("bias")
     offset = None if bias is None else constant(bias)
-    if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
+    if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST_READ:
         return None
     facts, key = facts_of_array(weight), ("singular value", size, roughly)
     if key not in facts:

@@ -19,10 +19,10 @@ from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.findings_in_words import (
     FAILING_LOADS,
     NOT_FINITE,
-    is_certain,
-    is_claim,
+    is_always_nan,
     is_fault_elsewhere,
     is_lost,
+    is_reported_wrong_here,
 )
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
@@ -283,7 +283,7 @@ def _without_name(why: str, rows: Sequence[OpRow]) -> str:
 
 def _is_wrong(finding: Finding) -> bool:
     loads = finding.kind == "load" or finding.rule in FAILING_LOADS
-    return loads or is_lost(finding) or is_claim(finding) or is_certain(finding)
+    return loads or is_lost(finding) or is_reported_wrong_here(finding) or is_always_nan(finding)
 
 
 def _in_python(target: Target) -> Repair:

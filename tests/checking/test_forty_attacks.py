@@ -413,7 +413,7 @@ TABLE = RNG.standard_normal((20_000, 2)).astype(f)
 ONE_OFF = TABLE.copy()
 ONE_OFF[13_333, 1] += 1
 ENTRIES = RNG.standard_normal(64).astype(f)
-P = [int(p) for p in field.drawn(0)]
+P = [int(p) for p in field.draw_primes(0)]
 
 
 def looked_up(table: Any) -> Body:

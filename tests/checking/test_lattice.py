@@ -445,9 +445,9 @@ def test_the_report_says_why_there_is_no_proof() -> None:
 
 def test_many_extremes_are_all_remembered() -> None:
     lattice, generator = Lattice(seed=3), torch.Generator().manual_seed(3)
-    members = [field.random(PRIMES, (6, width), generator) for width in [2, 3, 2, 4, 3] * 8]
+    members = [field.random_image(PRIMES, (6, width), generator) for width in [2, 3, 2, 4, 3] * 8]
     extremes = [lattice.largest(image) for image in members]
     for i in range(len(members) - 7):
-        all_members = field.together(members[i : i + 8 : 7], lambda images: torch.cat(images, 1))
-        two_extremes = field.together(extremes[i : i + 8 : 7], lambda images: torch.stack(images, 1))
+        all_members = field.joined(members[i : i + 8 : 7], lambda images: torch.cat(images, 1))
+        two_extremes = field.joined(extremes[i : i + 8 : 7], lambda images: torch.stack(images, 1))
         assert lattice.largest(all_members).same(lattice.largest(two_extremes))

@@ -79,7 +79,7 @@ def test_the_field_moves_alike(op_type: str) -> None:
     (x,) = program.functions["main"].inputs.values()
     made_by = [op for op in program.functions["main"].operations if op.op_type != "const"]
     primes = Algebraic(0).primes
-    point = field.random(primes, x.shape, torch.Generator().manual_seed(0))
+    point = field.random_image(primes, x.shape, torch.Generator().manual_seed(0))
     images = Evaluator(made_by, olds, Algebraic(0))({x: point})  # type: ignore[dict-item]
     small = Evaluator(made_by, olds)({x: torch.arange(point.numel()).reshape(tuple(x.shape)).float()})
     places = [torch.arange(point.numel()).reshape(tuple(x.shape))] * field.LANES

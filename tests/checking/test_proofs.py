@@ -20,7 +20,7 @@ P = 1_048_573
 F = types.fp32
 TWO = (F, (2, 4)), (F, (2, 4))
 INTS = ((types.int32, (2, 4)),)
-DRAWN = [np.float32(p) for draw in range(3) for p in field.drawn(draw)]
+DRAWN = [np.float32(p) for draw in range(3) for p in field.draw_primes(draw)]
 """Primes of the first points of seed 0."""
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from anesurgery.commands import app as cli
+from anesurgery.commands import inspecting
 from anesurgery.commands.options import BAD_INPUT
 from anesurgery.files.package import save
 from anesurgery.loading import load
@@ -251,3 +252,15 @@ def test_a_damaged_model_is_an_error(call: Call, corpus: Path) -> None:
     code, _, err = call(corpus / "nnv2_simple_layer.mlmodel")
     assert code == BAD_INPUT
     assert "is not a Core ML model, or is damaged" in err
+
+
+def test_a_pipeline_whose_parts_with_ops_are_pipelines_has_no_next_check() -> None:
+    target = Target.parse("M4/macOS 27", "CPU_AND_NE")
+    inner = Inspection("inner", target, (OpRow(0, "y", "relu", "4", "fp16", True, "ane", 0, ()),))
+    pipeline = Inspection("pipeline", target, (), parts={"0": inner})
+    empty = Inspection("empty", target, ())
+    outcomes = inspecting._Outcomes("m.mlpackage", "", None, (), inspecting._Repair())
+    first = Inspection("whole", target, (), parts={"0": pipeline, "1": empty})
+    assert outcomes.check_command(first) == ""
+    first = Inspection("whole", target, (), parts={"0": pipeline, "1": empty, "2": inner})
+    assert "--member 2" in outcomes.check_command(first)

@@ -19,7 +19,7 @@ SHAPES = [(), (4,), (2, 3, 5, 7), (40_000,), (3, 2, 20_000)]
 
 def residues(shape: tuple[int, ...]) -> Image:
     """Random ones, among them the smallest and the largest in every lane."""
-    lanes = [v.clone() for v in field.random(PRIMES, shape, torch.Generator().manual_seed(1)).lanes]
+    lanes = [v.clone() for v in field.random_image(PRIMES, shape, torch.Generator().manual_seed(1)).lanes]
     for i, (lane, prime) in enumerate(zip(lanes, PRIMES, strict=True)):
         lane.view(-1)[i : i + 2] = torch.tensor([0, prime - 1])[: lane.view(-1)[i : i + 2].numel()]
     return Image(lanes, PRIMES)
@@ -62,7 +62,7 @@ def test_weighted_sums(axes: list[int]) -> None:
     chosen = sorted(a % 4 for a in axes)
     shape = [n if a in chosen else 1 for a, n in enumerate(x.shape)]
     count = torch.Size(shape).numel()
-    weights = field.positions(PRIMES, count, 3)
+    weights = field.place_factors(PRIMES, count, 3)
     wanted = [
         (v * w.reshape(shape) % p).sum(axes, keepdim=True) % p
         for v, w, p in zip(x.lanes, weights.lanes, PRIMES, strict=True)
@@ -94,7 +94,7 @@ def test_arguments_that_broadcast_are_mixed_once_and_give_the_same() -> None:
 def test_tensors_are_moved_together_where_some_are_names(first: bool) -> None:
     x, y = residues((2, 3)), field.negated(residues((2, 3)))
     mixed = [named(x), y] if first else [x, named(y)]
-    assert field.together(mixed, torch.cat).same(field.together([x, y], torch.cat))
+    assert field.joined(mixed, torch.cat).same(field.joined([x, y], torch.cat))
 
 
 def test_what_is_computed_of_residues_is_the_same_for_names() -> None:
@@ -116,8 +116,8 @@ def test_constants_have_exact_residues(dtype: Any) -> None:
 
 
 def test_primes_differ_by_lane_and_seed() -> None:
-    several = [field.drawn(seed) for seed in range(20)]
-    assert several == [field.drawn(seed) for seed in range(20)]
+    several = [field.draw_primes(seed) for seed in range(20)]
+    assert several == [field.draw_primes(seed) for seed in range(20)]
     assert all(len(set(primes)) == field.LANES for primes in several)
     assert len(set(several)) == 20
     assert all(field.LEAST < p < 1 << 20 and pow(3, p - 1, p) == 1 for primes in several for p in primes)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import ct, mb
-from anesurgery.semantics.bounds import LEAST, constant_range, facts_of_array
+from anesurgery.semantics.bounds import LEAST_REMEMBERED, constant_range, facts_of_array
 
 
 def test_what_is_found_goes_with_the_array() -> None:
     """The wrong version keeps answers by where an array lies, and gives them to the next one there."""
     seen = []
     for number in range(50):
-        array = np.full(LEAST, number)
+        array = np.full(LEAST_REMEMBERED, number)
         assert facts_of_array(array).setdefault("first", number) == number == facts_of_array(array)["first"]
         seen.append(id(array))
         del array
@@ -23,7 +23,7 @@ def test_what_is_found_goes_with_the_array() -> None:
     assert len(set(seen)) < 50  # the memory is used again
 
 
-@pytest.mark.parametrize("small", [np.zeros(LEAST - 1), np.float16(1), "word", None])
+@pytest.mark.parametrize("small", [np.zeros(LEAST_REMEMBERED - 1), np.float16(1), "word", None])
 def test_of_a_small_array_nothing_is_kept(small: object) -> None:
     facts_of_array(small)["first"] = 1
     assert facts_of_array(small) == {}

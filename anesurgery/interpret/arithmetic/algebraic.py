@@ -22,7 +22,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.interpret.arithmetic import field, symbolic
-from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated, product, together
+from anesurgery.interpret.arithmetic.field import Image, add, divide, joined, multiply, negated, product
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.recurrent import BACKWARD
@@ -41,7 +41,7 @@ class Algebraic(Symbolic):
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
         super().__init__(seed, largest)
-        self.primes = field.drawn(seed)
+        self.primes = field.draw_primes(seed)
         self._whole: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         """Names of integers that were rounded, sorted, and the integers."""
 
@@ -670,7 +670,7 @@ def _input_bias(of: _Op, suffix: str) -> Image | None:
 
 def _concat(parts: Sequence[Image], axis: int = -1) -> Image:
     """Return tensors joined along an axis."""
-    return together(parts, lambda each: torch.cat(each, axis))
+    return joined(parts, lambda each: torch.cat(each, axis))
 
 
 def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[list[Image], States]:

@@ -22,7 +22,7 @@ import torch
 from anesurgery.interpret.arithmetic import field, symbolic
 from anesurgery.interpret.arithmetic.algebraic import Axes, axes_of, matrices, windows_of
 from anesurgery.interpret.arithmetic.extremes import MOST_MEMBERS, Lattice, WholeExtremes
-from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, hash_of, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.windows import Windows, conv, conv_transpose, counted, pad_axes, padding
@@ -44,7 +44,7 @@ def of(array: Array) -> Image:
             return _halves().map(lambda v: v.index_select(0, at).reshape(numbers.shape))
     wide = torch.from_numpy(np.array(array, np.float64))
     turned = torch.signbit(wide)
-    image = opaque(PRIMES, key("float"), wide.abs_().view(torch.int64))
+    image = opaque(PRIMES, hash_of("float"), wide.abs_().view(torch.int64))
     return field.with_sign(image, turned) if bool(turned.any()) else image
 
 
@@ -130,7 +130,9 @@ class Bitwise(Symbolic):
         """Return constants by value: one hash for each magnitude, so that -c is the negative of c."""
         array = np.asarray(value)
         if array.dtype.kind in "iub":
-            image = opaque(self.primes, key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+            image = opaque(
+                self.primes, hash_of("integer"), torch.from_numpy(np.asarray(array.astype(np.int64)))
+            )
             self.whole.know(image, array)
         else:
             image = of(array)
@@ -152,7 +154,7 @@ class Bitwise(Symbolic):
 
     def places(self, count: int) -> Image:
         """Return a random factor for each place in a sum."""
-        return field.positions(self.primes, count, key(self.seed, "term"))
+        return field.place_factors(self.primes, count, hash_of(self.seed, "term"))
 
     def factors(self, x: Image, axes: Sequence[int]) -> Image:
         """Return one element for all those along some axes, in their order; the axes keep the length 1.
@@ -173,7 +175,7 @@ class Bitwise(Symbolic):
         place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
         if place not in self._rows:
             parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
-            factors = field.together(parts, torch.cat)
+            factors = field.joined(parts, torch.cat)
             if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
                 return factors
             self._rows[place] = flat, factors  # kept with it, so that nothing else can come to lie there
@@ -213,7 +215,7 @@ def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
 
 def _commuting(a: Bitwise, name: Any, x: Image, y: Image, negative: torch.Tensor | None = None) -> Image:
     """Return a random function of two operands that commute, negated where `negative` is True."""
-    image = field.commuting(a.primes, key(a.seed, name), packed(x), packed(y), negative)
+    image = field.commuting(a.primes, hash_of(a.seed, name), packed(x), packed(y), negative)
     a.evaluations += image.numel()
     return image
 
@@ -408,7 +410,7 @@ def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
     """Return two operands along a new last axis."""
     first, second = a.image(x), a.image(y)
     shape = np.broadcast_shapes(first.shape, second.shape)
-    return field.together([first, second], lambda each: torch.stack([v.expand(shape) for v in each], -1))
+    return field.joined([first, second], lambda each: torch.stack([v.expand(shape) for v in each], -1))
 
 
 def _maximum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:

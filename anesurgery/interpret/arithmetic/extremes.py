@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, hash_of, opaque, packed
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor
@@ -153,10 +153,12 @@ class Lattice:
 
     def _name(self, sets: Sets) -> Image:
         """Return the name of each set: its one member if nothing bounds it, else a hash of both."""
-        hashed = opaque(PRIMES, key(self.seed, "member"), sets.members)
+        hashed = opaque(PRIMES, hash_of(self.seed, "member"), sets.members)
         is_member = sets.members != NOBODY
         total = hashed.of_residues(lambda v: torch.where(is_member, v, 0).sum(1))
-        bounded = opaque(PRIMES, key(self.seed, "extreme"), packed(total), _bits(sets.low), _bits(sets.high))
+        bounded = opaque(
+            PRIMES, hash_of(self.seed, "extreme"), packed(total), _bits(sets.low), _bits(sets.high)
+        )
         is_free = (is_member.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
         first = Image.of(sets.members[:, 0], PRIMES)
         return field.where(is_free, first, bounded)
@@ -284,7 +286,7 @@ class WholeExtremes:
         """Return the extreme: one of the integers if no other counts, else a name of its own."""
         entered = self._entered(names)
         inside = packed(extreme(entered))
-        named = packed(opaque(PRIMES, key(self.seed, "whole extreme"), inside))
+        named = packed(opaque(PRIMES, hash_of(self.seed, "whole extreme"), inside))
         self._remember(named.reshape(-1), inside.reshape(-1))
         same = packed(entered) == inside.unsqueeze(-1)
         first = packed(names).gather(-1, same.int().argmax(-1, keepdim=True)).squeeze(-1)
@@ -293,7 +295,7 @@ class WholeExtremes:
     def _entered(self, names: Image) -> Image:
         """Return the names of integers in the lattice."""
         outside = packed(names)
-        inside = packed(opaque(PRIMES, key(self.seed, "whole"), outside))
+        inside = packed(opaque(PRIMES, hash_of(self.seed, "whole"), outside))
         for extremes, entered in self._extremes:
             at = torch.searchsorted(extremes, outside).clamp(max=len(extremes) - 1)
             inside = torch.where(extremes[at] == outside, entered[at], inside)

@@ -5,7 +5,8 @@ of its own just below 2^20. So a sum of 8192 products stays below 2^53, and prod
 in float64. The three residues of an element fit into one number of 64 bits, its name.
 
 The primes differ so that no constant is 0 in all lanes, and no two constants of a similar size are equal: their
-product is above 2^59, and a float is an integer below 2^53 times a power of two.
+product is above 2^59, and a float is an integer below 2^53 times a power of two. So the difference of two such
+integers is below the product, and is not 0 in all lanes.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class Image:
     third of the memory. Each can be computed from the other.
 
     Args:
-        lanes: the residues of each lane.
+        lanes: the residues of each lane; none where names are given.
         primes: of the lanes.
         degree: of the elements as polynomials, which bounds the probability of a wrong proof.
-        fraction: are they quotients of polynomials?
+        fraction: are they quotients of polynomials? The degree then is that of numerator plus denominator.
         names: in place of lanes.
     """
 
@@ -133,7 +134,7 @@ class Image:
 
     def of_residues(self, function: Callable[[Tensor], Tensor]) -> Image:
         """Apply a function that computes with residues to each lane, and reduce its results."""
-        return self.with_lanes([below(p, function(x)) for x, p in zip(self.lanes, self.primes, strict=True)])
+        return self.with_lanes([modulo(p, function(x)) for x, p in zip(self.lanes, self.primes, strict=True)])
 
     def same(self, other: Image) -> bool:
         """Is every element the same in every lane?"""
@@ -144,7 +145,7 @@ class Image:
         return all(torch.equal(a, b) for a, b in zip(self.lanes, other.lanes, strict=True))
 
 
-def below(p: int, numbers: Tensor) -> Tensor:
+def modulo(p: int, numbers: Tensor) -> Tensor:
     """Return numbers modulo p. numpy divides with vector instructions, but has none for remainders."""
     if numbers.numel() < FEW:
         return numbers % p
@@ -159,10 +160,10 @@ def _lane(names: Tensor, lane: int) -> Tensor:
     return torch.bitwise_right_shift(names, PIECE * lane).bitwise_and_(LOW)
 
 
-def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]) -> Image:
+def joined(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]) -> Image:
     """Apply a function that only moves elements, such as a concat, to all lanes of several tensors."""
     degree, fraction = max(x.degree for x in images), any(x.fraction for x in images)
-    primes = common(*images)
+    primes = common_primes(*images)
     if any(x.names is not None for x in images):
         return Image.of(function([packed(x) for x in images]), primes, degree, fraction)
     lanes = [function(list(lanes)) for lanes in zip(*(x.lanes for x in images), strict=True)]
@@ -171,7 +172,7 @@ def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]
 
 def where(condition: Tensor, x: Image, y: Image) -> Image:
     """Return the elements of x where a condition holds, else those of y."""
-    return together([x, y], lambda each: torch.where(condition, each[0], each[1]))
+    return joined([x, y], lambda each: torch.where(condition, each[0], each[1]))
 
 
 def axes_or_all(x: Image, axes: Any) -> list[int]:
@@ -189,7 +190,7 @@ def per_channel(x: Image, rank: int) -> Image:
     return x.map(lambda v: v.reshape(-1, *(1,) * (rank - 2)))
 
 
-def common(*images: Image) -> Primes:
+def common_primes(*images: Image) -> Primes:
     """Return the primes of several tensors, which must be the same."""
     first = images[0].primes
     assert all(x.primes == first for x in images), "residues below different primes"
@@ -206,18 +207,19 @@ def _candidates() -> npt.NDArray[np.int64]:
 def collision_bound(ops: int) -> float:
     """Return a bound of the probability that hashes collide on the way from an element to an input.
 
-    It counts two hashes for each of so many ops, and one for the input.
+    It counts two hashes for each of so many ops (a row of operands, see `Symbolic.digest`, and an element), and
+    one for the input.
     """
     return float((2 * ops + 1) / LEAST**LANES)
 
 
-def drawn(seed: int) -> Primes:
+def draw_primes(seed: int) -> Primes:
     """Draw a prime for each lane, all different."""
-    rng = np.random.default_rng(key(seed, "primes") % 2**62)
+    rng = np.random.default_rng(hash_of(seed, "primes") % 2**62)
     return tuple(rng.choice(_candidates(), LANES, replace=False).tolist())
 
 
-def key(*parts: Any) -> int:
+def hash_of(*parts: Any) -> int:
     """Return a 64-bit number for a name and attributes, the same in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
@@ -247,14 +249,13 @@ def _mix(h: Words, scratch: Words) -> None:
 
 def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Yield the index of each part of a tensor that stays in the cache."""
-    axis = next((a for a in range(len(shape)) if math.prod(shape[a + 1 :]) <= CACHED), len(shape))
+    if not shape:
+        yield ()
+        return
+    axis = next(a for a in range(len(shape)) if math.prod(shape[a + 1 :]) <= CACHED)
     step = max(1, CACHED // max(1, math.prod(shape[axis + 1 :])))
-    starts = range(0, shape[axis], step) if axis < len(shape) else ()
-    for outer in itertools.product(*map(range, shape[:axis])):
-        if axis == len(shape):
-            yield outer
-        for start in starts:
-            yield (*outer, slice(start, start + step))
+    for *outer, start in itertools.product(*map(range, shape[:axis]), range(0, shape[axis], step)):
+        yield (*outer, slice(start, start + step))
 
 
 def packed(x: Image) -> Tensor:
@@ -271,8 +272,8 @@ def packed(x: Image) -> Tensor:
 def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
     """Compute a random function of names of elements: different ones give unrelated results.
 
-    The function has a name from `key`. Its arguments broadcast; the first ones are mixed once for all elements
-    that they broadcast to.
+    The function has a name from `hash_of`. Its arguments broadcast; the first ones are mixed once for all
+    elements that they broadcast to.
     """
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
     before, rest = torch.tensor(name, dtype=torch.int64), list(arguments)
@@ -323,19 +324,14 @@ def _write_names(primes: Primes, h: Words, scratch: Words, name: Words) -> None:
         np.right_shift(h, np.uint64(PIECE * lane), out=scratch)
         np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(prime), out=scratch)
         np.right_shift(scratch, np.uint64(PIECE), out=scratch if lane else name)
-        if lane:
+        if lane:  # the first is in its place
             np.bitwise_or(name, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=name)
 
 
 def _negate_where(primes: Primes, names: Words, negative: npt.NDArray[np.bool_], scratch: Words) -> None:
-    """Replace names by those of the negatives where `negative` is True, in place."""
-    np.copyto(names, _negative(primes, names, scratch), where=negative)
+    """Replace names by those of the negatives where `negative` is True, in place.
 
-
-def _negative(primes: Primes, names: Words, scratch: Words) -> Words:
-    """Return the names of the negatives: the prime minus each residue, and 0 for 0.
-
-    The prime plus what it lacks to 2^20 sets the bit that no residue has.
+    The negative of a residue r is p - r, and 0 for 0. With 2^20 - p added, p - r has bit 20 set only for r = 0.
     """
     whole, lacks = _as_name(primes), _as_name([(1 << (PIECE - 1)) - p for p in primes])
     negatives = np.subtract(whole, names)
@@ -343,7 +339,7 @@ def _negative(primes: Primes, names: Words, scratch: Words) -> Words:
     np.bitwise_and(np.right_shift(scratch, np.uint64(PIECE - 1), out=scratch), np.uint64(ONES), out=scratch)
     np.multiply(scratch, np.uint64(LOW), out=scratch)  # all bits of a lane in place of its first
     negatives -= np.bitwise_and(scratch, whole, out=scratch)
-    return negatives
+    np.copyto(names, negatives, where=negative)
 
 
 def _as_name(residues: Sequence[int]) -> np.uint64:
@@ -351,12 +347,12 @@ def _as_name(residues: Sequence[int]) -> np.uint64:
     return np.uint64(sum(r << (PIECE * lane) for lane, r in enumerate(residues)))
 
 
-def positions(primes: Primes, count: int, name: int) -> Image:
+def place_factors(primes: Primes, count: int, name: int) -> Image:
     """Return a random factor for each place of a list."""
-    return opaque(primes, key("place", name), torch.arange(count))
+    return opaque(primes, hash_of("place", name), torch.arange(count))
 
 
-def random(primes: Primes, shape: Sequence[int], generator: torch.Generator) -> Image:
+def random_image(primes: Primes, shape: Sequence[int], generator: torch.Generator) -> Image:
     """Return a random point for each element."""
     names = torch.randint(0, primes[0], tuple(shape), generator=generator)
     for lane in range(1, LANES):
@@ -388,7 +384,7 @@ def exact(primes: Primes, value: Any) -> list[Tensor]:
     for p in primes:
         table = np.array([pow(2, k, p) for k in powers], np.int64)
         small = whole if array.dtype.itemsize <= 4 else whole % p
-        lane = below(p, torch.from_numpy(np.asarray(small * table.take(place))))
+        lane = modulo(p, torch.from_numpy(np.asarray(small * table.take(place))))
         if array.size - np.count_nonzero(lane.numpy()) > zeros_allowed:
             raise Zero("a constant is 0 in a lane")
         lanes.append(lane)
@@ -408,8 +404,8 @@ def inverse(x: Tensor, p: int) -> Tensor:
     result, power, k = torch.ones_like(x), x, p - 2
     while k:
         if k & 1:
-            result = below(p, result * power)
-        power, k = below(p, power * power), k >> 1
+            result = modulo(p, result * power)
+        power, k = modulo(p, power * power), k >> 1
     return result
 
 
@@ -455,14 +451,14 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
         part = rows.map(lambda v, at=at: v[at : at + step])  # type: ignore[misc]
         for v, w, total in zip(part.lanes, factors, sums, strict=True):
             torch.mv(v, w, out=total[at : at + step])
-    lanes = [v.remainder_(p).reshape(kept) for v, p in zip(sums, common(x, weights), strict=True)]
+    lanes = [v.remainder_(p).reshape(kept) for v, p in zip(sums, common_primes(x, weights), strict=True)]
     return x.with_lanes(lanes)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:
     """Apply a function of two residues in each lane; x and y broadcast."""
-    primes = common(x, y)
-    lanes = [below(p, function(a, b)) for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
+    primes = common_primes(x, y)
+    lanes = [modulo(p, function(a, b)) for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
     return Image(lanes, primes, degree, x.fraction or y.fraction)
 
 
@@ -511,12 +507,10 @@ def product(x: Image, y: Image) -> Image:
     length = x.shape[-1]
     if length <= LONGEST:
         return bilinear(x, y, torch.matmul, length)
-    total: Image | None = None
-    for at in range(0, length, LONGEST):
-        ends = slice(at, at + LONGEST)
-        left = x.map(lambda v, ends=ends: v[..., ends])  # type: ignore[misc]
-        right = y.map(lambda v, ends=ends: v[..., ends, :])  # type: ignore[misc]
-        part = bilinear(left, right, torch.matmul, left.shape[-1])
-        total = part if total is None else add(total, part)
-    assert total is not None
-    return total
+
+    def part(start: int) -> Image:
+        piece = slice(start, start + LONGEST)
+        left, right = x.map(lambda v: v[..., piece]), y.map(lambda v: v[..., piece, :])
+        return bilinear(left, right, torch.matmul, left.shape[-1])
+
+    return functools.reduce(add, map(part, range(0, length, LONGEST)))

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed, together
+from anesurgery.interpret.arithmetic.field import Image, hash_of, joined, mix, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.computing import BINARY, UNARY
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
@@ -105,7 +105,7 @@ class Symbolic:
     def function(self, name: Any, *arguments: Any) -> Image:
         """Apply a random function to images and constants, element by element."""
         images = [self.image(a) for a in arguments]
-        result = opaque(self.primes, key(self.seed, name), *map(packed, images))
+        result = opaque(self.primes, hash_of(self.seed, name), *map(packed, images))
         self.evaluations += result.numel()
         self.degree = max([self.degree, *(x.degree for x in images)])
         return result
@@ -113,7 +113,9 @@ class Symbolic:
     def digest(self, x: Image, axes: Sequence[int]) -> Image:
         """Return one element for all those along some axes, in their order; the axes keep the length 1."""
         count = math.prod(x.shape[a] for a in axes)
-        row = field.weighted(self.hashed(x), field.positions(self.primes, count, key(self.seed, "row")), axes)
+        row = field.weighted(
+            self.hashed(x), field.place_factors(self.primes, count, hash_of(self.seed, "row")), axes
+        )
         row.degree = 2.0  # of a random element times a random weight
         return row
 
@@ -188,7 +190,7 @@ class Symbolic:
                 if isinstance(arguments.get(name), Tensor)
             }
             parts.append(self._run(op, implementation, {**arguments, **block}))
-        return field.together(parts, lambda each: torch.cat(each, split.result))
+        return field.joined(parts, lambda each: torch.cat(each, split.result))
 
     def _moved(self, op: Operation, implementation: Implementation, arguments: dict[str, Any]) -> Any:
         """Compute an op that only moves the elements of one image, or pads it with a constant."""
@@ -242,7 +244,9 @@ class Symbolic:
             wanted = ints(arguments.get("k", 1))[0]
             length = wanted if wanted >= 0 else length
         shape = [length if a == axes[0] else 1 for a in range(x.ndim)]
-        places = field.positions(self.primes, length, key(self.seed, "place")).map(lambda v: v.reshape(shape))
+        places = field.place_factors(self.primes, length, hash_of(self.seed, "place")).map(
+            lambda v: v.reshape(shape)
+        )
         several = [self.function((what, i), row, places) for i in range(count)]
         return tuple(several) if count > 1 else several[0]
 
@@ -251,7 +255,7 @@ class Symbolic:
         total = torch.zeros((), dtype=torch.int64)
         for value in values:
             total = mix(total ^ _hash_value(self, value))
-        results = [_by_place(self, var, key(self.seed, what, i), total) for i, var in enumerate(op.outputs)]
+        results = [_by_place(self, var, hash_of(self.seed, what, i), total) for i, var in enumerate(op.outputs)]
         return tuple(results) if len(results) > 1 else results[0]
 
     def choose(self, cond: Image, x: Image, y: Image) -> Image:
@@ -286,7 +290,7 @@ def _axes(listed: Any, rank: int, op: Operation) -> list[int]:
 def _concat(a: Symbolic, op: Operation, values: list[Any], **how: Any) -> Any:
     images = [a.image(v) for v in values]
     function = TABLE[op.op_type].function
-    return field.together(images, lambda each: function(each, **how))
+    return field.joined(images, lambda each: function(each, **how))
 
 
 def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments: dict[str, Any]) -> Any:
@@ -294,7 +298,7 @@ def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments
         return a.uninterpreted(op, arguments)
     x, y = a.image(arguments[first]), a.image(arguments[second])
     function = TABLE[op.op_type].function
-    return field.together([x, y], lambda each: function(**{**arguments, first: each[0], second: each[1]}))
+    return field.joined([x, y], lambda each: function(**{**arguments, first: each[0], second: each[1]}))
 
 
 def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
@@ -366,7 +370,7 @@ def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     places = torch.arange(math.prod(first.shape[axes[0] :])).reshape(first.shape[axes[0] :])
     attributes = sorted((k, repr(v)) for k, v in arguments.items())
     what = (op.op_type, attributes, tuple(x.shape[axes[0] :]), a.rounds_to(op))
-    return a.function(what, row, opaque(a.primes, key("place"), places))
+    return a.function(what, row, opaque(a.primes, hash_of("place"), places))
 
 
 SAMPLING = names(
@@ -436,21 +440,21 @@ def split_of(op: Operation, arguments: Mapping[str, Any]) -> Split | None:
 def _hash_value(a: Symbolic, value: Any) -> Tensor:
     """Return one number for a tensor, or for the elements of a list in their order."""
     if value is None:
-        return torch.tensor(key("nothing"))
+        return torch.tensor(hash_of("nothing"))
     if isinstance(value, list):
-        total = torch.tensor(key("list", len(value)))
+        total = torch.tensor(hash_of("list", len(value)))
         for element in value:
             total = mix(total ^ _hash_value(a, element))
         return total
     x = a.image(value)
     flat = x.map(lambda v: v.reshape(-1))
-    elements = packed(a.digest(flat, [0])).reshape(()) if x.numel() else torch.tensor(key("empty"))
-    return mix(elements ^ key(tuple(x.shape)))
+    elements = packed(a.digest(flat, [0])).reshape(()) if x.numel() else torch.tensor(hash_of("empty"))
+    return mix(elements ^ hash_of(tuple(x.shape)))
 
 
 def _hash_op(a: Symbolic, op: Operation, *operands: Any) -> Tensor:
     """Return one number for an op on these operands."""
-    total = torch.tensor(key(a.seed, op.op_type))
+    total = torch.tensor(hash_of(a.seed, op.op_type))
     for value in operands:
         total = mix(total ^ _hash_value(a, value))
     return total
@@ -458,12 +462,12 @@ def _hash_op(a: Symbolic, op: Operation, *operands: Any) -> Tensor:
 
 def _unknown_list(a: Symbolic, op: Operation, *operands: Any) -> Image:
     """Return a list that depends on a dynamic place, as one hash."""
-    return opaque(a.primes, key("list"), _hash_op(a, op, *operands))
+    return opaque(a.primes, hash_of("list"), _hash_op(a, op, *operands))
 
 
 def _unknown(a: Symbolic, op: Operation, *operands: Any) -> Image:
     """Return a tensor that is read at a dynamic place, or from a list that was written at one."""
-    return _by_place(a, op.outputs[0], key("element"), _hash_op(a, op, *operands))
+    return _by_place(a, op.outputs[0], hash_of("element"), _hash_op(a, op, *operands))
 
 
 def _by_place(a: Symbolic, var: Var, name: int, total: Tensor) -> Image:
@@ -510,7 +514,7 @@ def _list_gather(a: Symbolic, op: Operation, ls: Any, indices: Any) -> Image:
     if isinstance(ls, Image) or isinstance(indices, Image):
         return _unknown(a, op, ls, indices)
     every = _elements(a, ls)
-    return together([every[i] for i in ints(indices)], torch.stack)
+    return joined([every[i] for i in ints(indices)], torch.stack)
 
 
 def _length(a: Symbolic, op: Operation, ls: Any) -> Any:

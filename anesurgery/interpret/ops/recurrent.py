@@ -3,7 +3,7 @@
 A sequence run in direction "reverse" comes out in the order in which it was computed, its last row first; only
 the backward half of "bidirectional" is put back into the order of time.
 
-`coreai` gives these functions tensors of a file, which take torch's functions: what they compute is written.
+`coreai` calls these functions with tensors that record torch's functions as ops of a file, `walk` as one op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from anesurgery.interpret.table import Unsupported, impl
 
 Tensor = torch.Tensor
-States = tuple[Tensor, ...]
+Tensors = tuple[Tensor, ...]
+States = Tensors
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -58,7 +59,7 @@ def _activation(name: Any) -> Callable[[Tensor], Tensor]:
 
 def walk(rows: Tensor, states: States, step: Callable[[Tensor, States], States]) -> tuple[Tensor, States]:
     """Return the outputs [s, b, H] in the order of the projected steps [s, b, gates * H], and last states."""
-    if has_torch_function_unary(rows):
+    if has_torch_function_unary(rows):  # `coreai` writes a loop instead
         return handle_torch_function(walk, (rows,), rows, states, step)
     outputs = []
     for row in rows:
@@ -69,7 +70,7 @@ def walk(rows: Tensor, states: States, step: Callable[[Tensor, States], States])
 
 def _run(
     x: Tensor, initial: States, ways: Sequence[Direction], direction: str, output_sequence: bool
-) -> States:
+) -> Tensors:
     """Return the sequence [s, b, ways * H] or last output [1, b, ways * H], then last states [b, ways * H]."""
     if direction not in BACKWARD:
         raise Unsupported(f"recurrent direction {direction!r} is not known")
@@ -94,7 +95,7 @@ def rnn(
     direction: str = "forward",
     output_sequence: bool = False,
     activation: str = "tanh",
-) -> States:
+) -> Tensors:
     """H = activation(W_ih x + W_hh h + bias) over x [s, b, I]: (y [s or 1, b, H], h [b, H])."""
     act, recurrent = _activation(activation), weight_hh.mT
 
@@ -118,28 +119,32 @@ def gru(
     activation: str = "tanh",
     reset_after: bool = False,
     input_bias: Tensor | None = None,
-) -> States:
+) -> Tensors:
     """Compute a GRU over x [s, b, I], gates in the order reset, output, update; return y and h.
 
     The reset gate multiplies h before the output gate's product; with `reset_after`, the product and its bias.
+    `input_bias` is added outside of both.
     """
     gate, act = _activation(recurrent_activation), _activation(activation)
     r_w, o_w, z_w = weight_hh.mT.chunk(3, dim=1)
     gates_w = torch.cat([r_w, z_w], 1)
-    after = torch.matmul if bias is None else partial(torch.addmm, bias.chunk(3)[1])
-    outside = bias
+    output_product, outer_bias = torch.matmul, bias
     if reset_after and bias is not None:
         b_r, b_o, b_z = bias.chunk(3)
-        outside = torch.cat([b_r, torch.zeros_like(b_o), b_z])
+        output_product = partial(torch.addmm, b_o)
+        outer_bias = torch.cat([b_r, torch.zeros_like(b_o), b_z])
 
     def step(row: Tensor, states: States) -> States:
         (h,) = states
         x_r, x_o, x_z = row.chunk(3, dim=-1)
         r, z = gate(torch.addmm(torch.cat([x_r, x_z], -1), h, gates_w)).chunk(2, dim=-1)
-        o = act(x_o + r * after(h, o_w) if reset_after else torch.addmm(x_o, r * h, o_w))
+        o = act(x_o + r * output_product(h, o_w) if reset_after else torch.addmm(x_o, r * h, o_w))
         return ((1 - z) * o + z * h,)
 
-    total = outside if input_bias is None else input_bias if outside is None else outside + input_bias
+    if outer_bias is None or input_bias is None:
+        total = input_bias if outer_bias is None else outer_bias
+    else:
+        total = outer_bias + input_bias
     return _run(x, (initial_h,), [Direction(weight_ih, total, step)], direction, output_sequence)
 
 
@@ -149,16 +154,16 @@ def _lstm_step(
     """Return the step of an LSTM, gates in the order input, forget, output, cell; `clip` limits the cell."""
     gate, cell_in, cell_out = gates
     recurrent = weight_hh.mT
-    p_i, p_f, p_o = (0.0,) * 3 if peephole is None else peephole.chunk(3)
+    peepholes = () if peephole is None else peephole.chunk(3)  # of the gates input, forget, output
 
     def step(row: Tensor, states: States) -> States:
         h, c = states
         i, f, o, z = torch.addmm(row, h, recurrent).chunk(4, dim=-1)
-        if peephole is not None:
-            i, f = i + p_i * c, f + p_f * c
+        if peepholes:
+            i, f = i + peepholes[0] * c, f + peepholes[1] * c
         c = gate(f) * c + gate(i) * cell_in(z)
         c = c if clip is None else c.clamp(-clip, clip)
-        o = o if peephole is None else o + p_o * c
+        o = o + peepholes[2] * c if peepholes else o
         return gate(o) * cell_out(c), c
 
     return step
@@ -183,7 +188,7 @@ def lstm(
     cell_activation: str = "tanh",
     activation: str = "tanh",
     clip: float | None = None,
-) -> States:
+) -> Tensors:
     """Compute an LSTM over x [s, b, I]; return y [s or 1, b, ways * H], h and c [b, ways * H]."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
     ways = [Direction(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]

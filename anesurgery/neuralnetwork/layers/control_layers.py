@@ -3,12 +3,16 @@
 A nested network sees the blobs around it and writes to them by `copy`. MIL's blocks return values instead:
 those of the blobs that existed before and are written inside, and of those that both sides of a branch make. A
 break or continue sets a flag, and the layers after it run under the condition that the flag is not set.
+
+The flags are blobs of a loop: HALTED (the rest of the round is left out), BROKEN (no round follows), GO_ON (the
+condition holds) and ROUND (the number of rounds so far). `ctx.exact` names the blobs of five axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from functools import reduce as fold
 from typing import Any
 
@@ -54,6 +58,7 @@ def loop_continue(ctx: Context, params: Any, inputs: list[Var]) -> None:
 
 
 def _jump(ctx: Context, kind: str) -> None:
+    """Set the flags of a break or continue."""
     if HALTED not in ctx.env:
         raise ctx.error("is outside a loop; move it into the body of one")
     ctx.env.update({flag: _flag(True) for flag in JUMPS[kind]})
@@ -70,9 +75,9 @@ def _holds(ctx: Context, x: Var) -> Var:
 
 def _jumps(network: Any) -> set[str]:
     """Return the breaks and continues that a network holds, without those of loops inside it."""
-    kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
-    inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
-    return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
+    kinds = {each.WhichOneof("layer") for each in network.layers} & JUMPS.keys()
+    branches = (each for each in network.layers if each.WhichOneof("layer") == "branch")
+    return kinds.union(*(_jumps(n) for each in branches for n in nested_networks(each)))
 
 
 def _read(network: Any) -> Iterator[str]:
@@ -95,9 +100,9 @@ def _always_made(network: Any) -> set[str]:
     return blobs
 
 
-def _may_jump(layer: Any) -> bool:
+def _may_jump(network_layer: Any) -> bool:
     """Is a layer a break or continue, or a branch that holds one?"""
-    return bool(_jumps(Part([layer])))
+    return bool(_jumps(Part([network_layer])))
 
 
 def _run(ctx: Context, network: Any) -> None:
@@ -119,7 +124,7 @@ def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
     if condition.val is not None:
         _run(ctx, first if condition.val else second)
         for name in changed.difference(names):
-            ctx.env.pop(name, None)
+            ctx.env.pop(name, None)  # a `cond` would not give it
         return
     if not names:
         return
@@ -127,19 +132,16 @@ def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
     exact = ctx.exact
     ends: list[set[str]] = [set(), set()]
 
-    def side(network: Any, which: int) -> Callable[[], tuple[Var, ...]]:
-        def build() -> tuple[Var, ...]:
-            ctx.env, ctx.exact = dict(outer), set(exact)
-            try:
-                _run(ctx, network)
-                ends[which] = ctx.exact.intersection(names)
-                return _results(ctx, names, outer.values())
-            finally:
-                ctx.env, ctx.exact = outer, exact
+    def build(network: Any, which: int) -> tuple[Var, ...]:
+        ctx.env, ctx.exact = dict(outer), set(exact)
+        try:
+            _run(ctx, network)
+            ends[which] = ctx.exact.intersection(names)
+            return _results(ctx, names, outer.values())
+        finally:
+            ctx.env, ctx.exact = outer, exact
 
-        return build
-
-    chosen = mb.cond(pred=condition, _true_fn=side(first, 0), _false_fn=side(second, 1))
+    chosen = mb.cond(pred=condition, _true_fn=partial(build, first, 0), _false_fn=partial(build, second, 1))
     _same_axes(ctx, ends[0], ends[1], "the two sides of a branch")
     outer.update(zip(names, [chosen] if isinstance(chosen, Var) else chosen, strict=True))
     ctx.exact = exact.difference(names) | ends[0]
@@ -216,22 +218,21 @@ def _goes_on(state: dict[str, Var], limit: Any) -> Var:
 
 
 def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: set[str]) -> list[str]:
-    """Set the flags that a loop carries from round to round, and name them."""
-    flags = [ROUND] if limited else []
+    """Set the flags of a loop, run its condition, and name the flags that it carries from round to round.
+
+    HALTED is none of these: each round sets it anew.
+    """
+    for flag in (HALTED, BROKEN, GO_ON, ROUND):  # those of a loop outside
+        ctx.env.pop(flag, None)
     if limited:
         ctx.env[ROUND] = mb.const(val=np.int32(0))
-    for flag in (HALTED, BROKEN):
-        ctx.env.pop(flag, None)
-    ctx.env.pop(GO_ON, None)
     if conditional:
-        _condition(ctx, params)
-        flags.append(GO_ON)
+        _condition(ctx, params, again=False)
     if jumps:
         ctx.env[HALTED] = _flag(False)
     if "loopBreak" in jumps:
         ctx.env[BROKEN] = _flag(False)
-        flags.append(BROKEN)
-    return flags
+    return [flag for flag in (ROUND, GO_ON, BROKEN) if flag in ctx.env]
 
 
 def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
@@ -243,19 +244,23 @@ def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
 
 
 def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:
+    """Build one round of a loop: its body, the count of rounds, and the condition of the next one."""
     if jumps:
         ctx.env[HALTED] = _flag(False)
     _run(ctx, params.bodyNetwork)
     if ROUND in ctx.env:
         ctx.env[ROUND] = mb.add(x=ctx.env[ROUND], y=np.int32(1))
     if params.conditionVar:
-        _condition(ctx, params)
+        _condition(ctx, params, again=True)
 
 
-def _condition(ctx: Context, params: Any) -> None:
-    """Build the network of the condition again: what it made the last time is forgotten."""
-    for each in params.conditionNetwork.layers:
-        if each.WhichOneof("layer") != "copy" and GO_ON in ctx.env:
+def _condition(ctx: Context, params: Any, again: bool) -> None:
+    """Build the network of the condition; `again`: what it made the last time is forgotten.
+
+    `copy` writes to blobs outside, which keep their value.
+    """
+    for each in params.conditionNetwork.layers if again else ():
+        if each.WhichOneof("layer") != "copy":
             for name in each.output:
                 ctx.env.pop(name, None)
     _run(ctx, params.conditionNetwork)

@@ -26,8 +26,6 @@ from anesurgery.placement.target import SOURCES, Target
 from anesurgery.regions.heads import SCORES, SUM
 from anesurgery.semantics.reading import flag, number, shape_in_words, shape_of
 
-# Rows that rest on one report, or on tables of the compiler alone: they make the verdict "unknown".
-
 PLAN = "look at the compute plan on the device"
 ANEMLL = "ANEMLL: tests/dev/MB_GRAPH_ISSUES.md"
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
@@ -37,21 +35,14 @@ STRINGS = "strings of the compiler"
 UNSIGNED = Scope(os="seen on a Mac, macOS 15; int16 was refused on M4, macOS 27.0.1")
 
 
-def _has_uint16_indices(op: Operation) -> bool:
-    return dtype_name(op.indices) == "uint16"
-
-
-def lookup_not_uint16(op: Operation, target: Target) -> str:
-    """Report an embedding whose dynamic indices are not uint16."""
-    return "" if _has_uint16_indices(op) else when.lookup(op, target)
-
-
-def indices_not_uint16(op: Operation, target: Target) -> str:
-    """Report a gather whose dynamic indices are not uint16."""
-    return "" if _has_uint16_indices(op) else when.runtime_indices(op, target)
+def _with_uint16(test: when.Condition, wanted: bool) -> when.Condition:
+    """Return a test that reports an op only if its indices are uint16, or only if they are not."""
+    return lambda op, target: test(op, target) if (dtype_name(op.indices) == "uint16") is wanted else ""
 
 
 ROWS_OUTSIDE = 'accept it, or look the rows up on the host: embedding_matmul(mode="input")'
+
+# Rows that rest on one report, or on tables of the compiler alone: they make the verdict "unknown".
 
 _reported = partial(Rule, grade=Grade.REPORTED)
 
@@ -60,7 +51,7 @@ EMBEDDING = _reported(
     names("gather"),
     "a gather at uint16 indices of run time was reported on the engine, while one at int16 was refused",
     ANEMLL,
-    test=lambda op, target: when.lookup(op, target) if _has_uint16_indices(op) else "",
+    test=_with_uint16(when.lookup, True),
     scope=UNSIGNED,
     advice=ROWS_OUTSIDE,
     remedy="embedding_matmul",
@@ -71,7 +62,7 @@ GATHER = _reported(
     names("gather"),
     EMBEDDING.because,
     ANEMLL,
-    test=lambda op, target: when.runtime_indices(op, target) if _has_uint16_indices(op) else "",
+    test=_with_uint16(when.runtime_indices, True),
     scope=UNSIGNED,
     advice="make the indices constant, or gather on the host",
     remedy="one_hot_lookup",
@@ -80,9 +71,8 @@ FLOOR = _reported(
     "op-floor",
     names(
         "softmax layer_norm instance_norm reduce_mean reduce_sum reduce_max reduce_min reduce_l1_norm "
-        "reduce_l2_norm "
-        "reduce_sum_square reduce_log_sum reduce_log_sum_exp resize resize_bilinear resize_nearest_neighbor "
-        "upsample_bilinear upsample_nearest_neighbor quantize dequantize"
+        "reduce_l2_norm reduce_sum_square reduce_log_sum reduce_log_sum_exp resize resize_bilinear "
+        "resize_nearest_neighbor upsample_bilinear upsample_nearest_neighbor quantize dequantize"
     ),
     "the compiler's tables give this op to H13 (A14, M1) and later; no measurement through Core ML was found",
     GUIDE,
@@ -470,7 +460,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "embedding",
         "gather",
         "a gather at indices known only at run time is refused",
-        lookup_not_uint16,
+        _with_uint16(when.lookup, False),
         advice=ROWS_OUTSIDE,
         remedy="embedding_matmul",
         remedy_for=when.remedy_for_lookup,
@@ -479,7 +469,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "gather-runtime",
         "gather",
         "a gather at indices known only at run time is refused",
-        indices_not_uint16,
+        _with_uint16(when.runtime_indices, False),
         advice="make the indices constant, or gather on the host",
         remedy="one_hot_lookup",
     ),

@@ -49,7 +49,6 @@ PLAIN: dict[str, Any] = {
 """Type of a plain argument in torch's schemas -> Python type."""
 INSTEAD = {
     "mode": "of whole numbers from 0 below n, `(x[..., None] == torch.arange(n)).sum(-2).argmax(-1)` gives it",
-    "linalg_solve": "for 2 or 3 unknowns `torch.linalg.inv(a) @ b` gives it",
     **dict.fromkeys(("lgamma", "digamma"), "compute it in the app, or read it from a table of whole numbers"),
 }
 """Operation without a converter -> what to do."""

@@ -118,15 +118,32 @@ def solve_triangular(context: Any, node: Any) -> None:
 
 @wrapper
 def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `torch.linalg.inv`, which takes constants: cofactors invert 2 or 3 rows."""
+    """Wrap the converter of `torch.linalg.inv`, which takes constants: cofactors invert 2 to 4 rows."""
     x = inputs_of(context, node)[0]
-    n = x.shape[-1]
     if x.val is not None:
         host(context, node)
-        return
-    if n not in (2, 3):
+    else:
+        context.add(_inverse(x, node.name, node.name))
+
+
+def linalg_solve(context: Any, node: Any) -> None:
+    """Convert `torch.linalg.solve(a, b, left=True)` for 2 to 4 unknowns: the inverse of a times b."""
+    a, b = promoted(inputs_of(context, node)[:2])
+    left = bool(known_value(argument(context, node, 2, "left", True)))
+    vectors = b.rank == 1 or tuple(b.shape) == tuple(a.shape[:-1])  # as torch tells vectors from matrices
+    b = mb.expand_dims(x=b, axes=[-1]) if vectors else b
+    inverted = _inverse(a, node.name, f"{node.name}_inverse")
+    x, y = (inverted, b) if left else (b, inverted)
+    solved = mb.matmul(x=x, y=y, name=f"{node.name}_columns" if vectors else node.name)
+    context.add(mb.squeeze(x=solved, axes=[-1], name=node.name) if vectors else solved)
+
+
+def _inverse(x: Var, refused: str, name: str) -> Var:
+    """Return the inverses of computed matrices of 2 to 4 rows: their cofactors over their determinant."""
+    n = x.shape[-1]
+    if n not in (2, 3, 4):
         raise NotImplementedError(
-            f"{node.name}: of computed matrices, only those of 2 or 3 rows are inverted; these have {n}: "
+            f"{refused}: of computed matrices, only those of 2 to 4 rows are inverted; these have {n}: "
             "invert them in the app"
         )
 
@@ -136,18 +153,20 @@ def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
         chosen: Var = mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
         return chosen
 
-    if n == 2:
-        cofactors = mb.mul(x=moved(1, 1), y=np.asarray([[1, -1], [-1, 1]], np_dtype(x)))
-    else:
-        cofactors = mb.sub(x=mb.mul(x=moved(1, 1), y=moved(2, 2)), y=mb.mul(x=moved(1, 2), y=moved(2, 1)))
+    def minors(row: int, columns: tuple[int, ...]) -> Var:
+        whole = moved(row, columns[0])
+        for k, column in enumerate(columns if row + 1 < n else ()):
+            part = mb.mul(x=moved(row, column), y=minors(row + 1, columns[:k] + columns[k + 1 :]))
+            whole = part if k == 0 else (mb.sub if k % 2 else mb.add)(x=whole, y=part)
+        return whole
+
+    cofactors = minors(1, tuple(range(1, n)))
+    if n % 2 == 0:
+        cofactors = mb.mul(x=cofactors, y=((-1.0) ** np.add.outer(range(n), range(n))).astype(np_dtype(x)))
     expanded = mb.reduce_sum(x=mb.mul(x=x, y=cofactors), axes=[-1], keep_dims=True)  # each row: the determinant
-    context.add(
-        mb.real_div(
-            x=mb.transpose(x=cofactors, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2]),
-            y=expanded,
-            name=node.name,
-        )
-    )
+    turned = mb.transpose(x=cofactors, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+    inverses: Var = mb.real_div(x=turned, y=expanded, name=name)
+    return inverses
 
 
 def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
@@ -1281,6 +1300,7 @@ CONVERSIONS: dict[str, Convert] = {
     "as_strided": as_strided,
     **{f"{kind}.input": exported_recurrent(kind) for kind in OUTPUTS},
     "linalg_solve_triangular": solve_triangular,
+    "linalg_solve": linalg_solve,
     **SCATTERING,
     **ELEMENTARY,
     **dict.fromkeys(("prod", "prod.dim_int"), with_complex_product_of_all(ELEMENTARY["prod"])),

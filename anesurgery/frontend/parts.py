@@ -241,6 +241,8 @@ def with_index_put(host: Convert, context: Any, node: Any) -> None:
     indices = [by_axis[axis] for axis in axes]
     if axes == [0] and types.is_bool(indices[0].dtype) and not added and math.prod(source.shape) == 1:
         context.add(_filled_where(x, indices[0], source, node.name))
+    elif axes == [0] and not added and (chosen := _selected_by(indices[0], source)) is not None:
+        context.add(_chosen_where(x, indices[0], chosen, node.name))
     elif axes == list(range(len(axes))) and _need_broadcast(x, indices):
         context.add(_written_at_several(x, indices, source, added, node.name))
     elif len(axes) == 1 and _needs_scatter(x, axes[0], indices[0], added):
@@ -269,6 +271,22 @@ def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
     x, number = promoted([x, mb.reshape(x=number, shape=[1] * x.rank) if x.rank else number])
     mask = mb.expand_dims(x=mask, axes=list(range(mask.rank, x.rank))) if mask.rank < x.rank else mask
     return mb.select(cond=mask, a=number, b=x, name=name)
+
+
+def _selected_by(mask: Var, source: Var) -> Var | None:
+    """Return x where the source is `x[mask]`, of a mask over all axes of x; None for another source."""
+    read: Any = source.op
+    if read is not None and read.op_type == "transpose" and source.rank == 1:
+        read = read.x.op
+    found = read.indices.op if read is not None and read.op_type == "gather_nd" else None
+    whole = found is not None and found.op_type == "non_zero" and found.x is mask and mask.rank == read.x.rank
+    return read.x if whole else None
+
+
+def _chosen_where(x: Var, mask: Var, chosen: Var, name: str) -> Var:
+    """Return x with the elements of another value where a mask is true: no count of them, which may be 0."""
+    x, chosen = promoted([x, chosen])
+    return _on_numbers(lambda a, b, name: mb.select(cond=mask, a=a, b=b, name=name), [chosen, x], name)
 
 
 def _need_broadcast(x: Var, indices: list[Var]) -> bool:

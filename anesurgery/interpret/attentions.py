@@ -109,12 +109,18 @@ def _is_scaled_product(var: Var) -> bool:
 
 
 def _sums(weights: Var) -> Iterator[Operation]:
-    """Yield the products that read the weights, also scaled ones or ones in another shape."""
+    """Yield the products that read the weights, also scaled, in another shape, or with zeros by a mask."""
     for op in consumers(weights):
         if op.op_type in ("matmul", "einsum"):
             yield op
-        elif op.op_type in SCALES:
+        elif op.op_type in SCALES or (op.op_type == "select" and _is_zero(op.a if op.b is weights else op.b)):
             yield from _sums(op.outputs[0])
+
+
+def _is_zero(var: Var) -> bool:
+    """Is a value a constant of zeros?"""
+    value = constant(var)
+    return value is not None and not np.any(value)
 
 
 def is_computed(var: Var) -> bool:

@@ -179,6 +179,19 @@ def test_constants_that_are_joined_would_be_noticed(  # type: ignore[no-untyped-
         check(make(), tmp_path)
 
 
+def test_factors_that_fp16_does_not_hold_come_back(tmp_path: Path) -> None:
+    """Factors of a resize are fp32, whatever the image is; torch's are a little above 3.5."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x):  # type: ignore[no-untyped-def]
+        factor = np.float32(3.500025)
+        return mb.upsample_bilinear(
+            x=x, scale_factor_height=factor, scale_factor_width=factor, align_corners=True
+        )
+
+    check(program, tmp_path)
+
+
 def test_defaults_that_fp16_does_not_hold_come_back_in_fp32(tmp_path: Path) -> None:
     """NumPy 2 compares a number of fp16 with 1e-6 in fp16, where both are the same."""
 

@@ -28,6 +28,12 @@ def filled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def chosen(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[mask] = x[mask]
+    return y
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a remainder of one": lambda x: x % 1,
     "a remainder of one, by name": lambda x: torch.remainder(x, 1.0) * 2,
@@ -53,6 +59,9 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "the second last of an axis": lambda x: torch.narrow(x, 1, -2, 1) * 2,
     "a vector times a batch": lambda x: torch.matmul(Y[0, 0], x.transpose(1, 2)),
     "a batch times a vector": lambda x: torch.matmul(x, Y[0, 2]),
+    "chosen where a mask is true": lambda x: chosen(x, x > 1),
+    "chosen where a mask is nowhere true": lambda x: chosen(x, x > 50),
+    "integers chosen where a mask is true": lambda x: chosen(x.int(), x > 1),
     "a number where it is negative": lambda x: filled(x, x < 0),
     "a number in rows that begin positive": lambda x: filled(x, x[..., 0] > 0),
     "a number where all is false": lambda x: filled(x, x > 99),

@@ -193,6 +193,12 @@ CASES: dict[str, dict[str, Torch]] = {
         "inverses_of_pairs": lambda x: (
             torch.linalg.inv(x[..., :2, :2] - 4 * torch.eye(2)) + torch.eye(2).inverse()
         ),
+        "inverses_of_poses": lambda x: torch.linalg.inv(x[..., :4, :4] + 4 * torch.eye(4)),
+        "solved": lambda x: torch.linalg.solve(x[..., 1:4, 1:4] + 4 * torch.eye(3), x[..., 1:4, :2]),
+        "solved_for_vectors": lambda x: torch.linalg.solve(x[..., :2, :2] + 4 * torch.eye(2), x[..., 0, :2]),
+        "solved_from_the_right": lambda x: torch.linalg.solve(
+            x[..., 1:4, 1:4] + 4 * torch.eye(3), x[..., :2, :3], left=False
+        ),
         "bits_of_booleans": lambda x: torch.stack([(x > 0) & 1, (x > 0) | (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
         "bits": lambda x: torch.stack(
@@ -327,10 +333,16 @@ def test_a_filled_diagonal() -> None:
         (lambda x: x[x > 0].unfold(0, 2, 1), "makes a shape dynamic too: leave it to the app"),
         (lambda x: x.mode(-1).values, r"no mode of computed numbers: .* gives it"),
         (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
-        (lambda x: torch.linalg.inv(x[..., :4]), "only those of 2 or 3 rows are inverted; these have 4"),
+        (
+            lambda x: torch.linalg.inv(x[..., :1, None] + torch.eye(5)),
+            "only those of 2 to 4 rows are inverted; these have 5",
+        ),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
-        (lambda x: torch.linalg.solve(x[..., :4], x), "linalg_solve of .*: for 2 or 3 unknowns"),
+        (
+            lambda x: torch.linalg.solve(x[..., :1, None] + torch.eye(5), x[..., :5]),
+            "only those of 2 to 4 rows are inverted",
+        ),
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),

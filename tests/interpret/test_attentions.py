@@ -47,6 +47,18 @@ def test_what_stands_between_in_order() -> None:
     assert (one.product.name, [op.name for op in one.sums]) == ("scores", ["sum"])
 
 
+def test_zeros_may_hide_weights() -> None:
+    """Masked weights are filled with 0 again, after the softmax; another number would be a sum of values."""
+
+    def body(fill: float) -> Callable[[Var, Var], Any]:
+        return lambda q, k: mb.matmul(
+            x=mb.select(cond=W > 0, a=mb.softmax(x=scores(q, k), axis=-1), b=np.float32(fill)), y=k, name="sum"
+        )
+
+    assert [op.name for op in only(program(body(0.0))).sums] == ["sum"]
+    assert not list(attentions(program(body(1.0))))
+
+
 def test_a_soft_cap_stands_between() -> None:
     """The scores are capped, and a dynamic mask is added."""
 

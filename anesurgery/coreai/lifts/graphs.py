@@ -32,7 +32,7 @@ from anesurgery.coreai.lifts.table import (
     static_sizes,
 )
 from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
-from anesurgery.mil import Array, Var, mb
+from anesurgery.mil import Array, Var, mb, parameters
 
 COMPOSITES: dict[str, Callable[[Mapping[str, Value], Mapping[str, Any]], Value]] = {}
 """Name -> its builder in MIL, from operands by name and attributes. It raises `Unliftable` where MIL's op is
@@ -53,7 +53,9 @@ def composite_of(name: str) -> Callable[..., Any] | None:
 def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
     """Build the MIL op whose name, operands and attributes a composite of `to_coreai` states."""
     x = next(iter(named.values()))
-    floats = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
+    takes = parameters(op_type)  # factors of a resize are fp32 beside values of any dtype
+    shared = {k for k in attributes if k not in takes or dtype_of(x) in takes[k].dtypes}
+    floats = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float) and k in shared}
     # a float that the dtype of x does not hold is a default, which MIL keeps in fp32
     described = {k: floats.get(k, v) for k, v in attributes.items() if k not in floats or float(floats[k]) == v}
     given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}

@@ -222,7 +222,9 @@ def test_a_long_axis_leaves_the_engine_and_may_not_load(
 ) -> None:
     found = look(lambda b: conv(b, "c", "x", "y"), Target.parse(chip), shape=shape)
     assert found.ops[0].legal is legal
-    assert [f.message for f in found.findings if f.rule == "nn-axis-load"] == [f"reported to fail: {said}"] * bool(said)
+    assert [f.message for f in found.findings if f.rule == "nn-axis-load"] == [
+        f"reported to fail: {said}"
+    ] * bool(said)
 
 
 @pytest.mark.parametrize("size", [25088, 50257])

@@ -7,7 +7,7 @@ rests on a measurement of the same op in an ML Program says so, and is graded as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -395,13 +395,15 @@ OLD_FORMAT = general(
 
 LONG_AXIS = general(
     "nn-axis-load",
-    "a network with an input of 37920 values did not load (\"Error in declaring network\"), one of 16384 did; "
+    'a network with an input of 37920 values did not load ("Error in declaring network"), one of 16384 did; '
     "widths of 16900 and 44100 aborted the process on the GPU; ONNX Runtime gives Core ML no longer input, and "
     "a network of PP-OCRv5 failed at prediction all the same",
     "apple/coremltools: issues 283, 324, 1003; onnxruntime: coreml/builders/helper.cc; immich issue 23391",
     kind="memory",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on macOS 10.14 to 11 and iPhone X; macOS with ONNX Runtime", model_type="neuralnetwork"),
+    scope=Scope(
+        os="seen on macOS 10.14 to 11 and iPhone X; macOS with ONNX Runtime", model_type="neuralnetwork"
+    ),
     advice="cut the axis into pieces, or convert the original again with "
     "minimum_deployment_target=ct.target.iOS15, to an ML Program",
 )

@@ -668,10 +668,10 @@ REPORTS = (
     ),
     LoadReport(
         "refused-state-shift",
-        "ANECCompile refused (-14) decoders that drop the oldest row of a state and join a new one to it, in two "
-        "apps (Qwen3, and a speech decoder with 1024 rows); the GPU ran them. Each layer had its own states, so "
-        "the join alone was not tried",
-        source="john-rocky/CoreML-LLM: docs; FluidInference/mobius: pull request 87",
+        "the engine's compiler refused decoders that drop the oldest row of a state and join a new one to the "
+        "rest (Qwen3, ANECCompile -14, and a speech decoder of 1024 rows); the GPU ran the second one. Each "
+        "layer had its own states, so the join alone was not tried",
+        source="john-rocky/CoreML-LLM; FluidInference/mobius: pull request 87",
         seen="M5 Pro; other M-series Macs; OS not given",
         units=ENGINE,
         form=_shifted_states,

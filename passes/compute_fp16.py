@@ -34,8 +34,9 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.facts import half as half_facts
 from anesurgery.mil import any_symbolic, types, walk_ops
-from anesurgery.rewriting.graph_edits import op_words, set_type
+from anesurgery.rewriting.graph_edits import op_words
 from anesurgery.rewriting.passes import check_named
+from anesurgery.semantics.inference import set_type
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""

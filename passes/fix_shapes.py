@@ -51,7 +51,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.errors import InterfaceError, PassError, UnknownName
 from anesurgery.files.copying import copy_program
 from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.rewriting import fixed_shapes
+from anesurgery.semantics import inference
 
 LENGTH = 128
 """What a dynamic size becomes where nothing else is known. A choice: a short text."""
@@ -85,13 +85,13 @@ class FixShapes(Pass):
             )
 
     @property
-    def wanted(self) -> dict[str, fixed_shapes.Shapes]:
+    def wanted(self) -> dict[str, inference.FixedShapes]:
         """The shapes of each function to make, by its name; "" stands for the function as it is named."""
         if self.sizes is None:
-            return {"": fixed_shapes.Shapes(self.shapes or {}, self.length)}
+            return {"": inference.FixedShapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):
-            return {name: fixed_shapes.Shapes(lengths, self.length) for name, lengths in self.sizes.items()}
-        return {f"length_{n}": fixed_shapes.Shapes({}, n) for n in self.sizes}
+            return {name: inference.FixedShapes(lengths, self.length) for name, lengths in self.sizes.items()}
+        return {f"length_{n}": inference.FixedShapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
         """Refuse programs without a dynamic input, or of which several functions cannot be made.
@@ -103,7 +103,7 @@ class FixShapes(Pass):
         for name in (name for shapes in self.wanted.values() for name in shapes.given):
             if name not in inputs:
                 raise UnknownName("input", name, inputs)
-        if not any(fixed_shapes.dynamic_inputs(f) for f in program.functions.values()):
+        if not any(inference.dynamic_inputs(f) for f in program.functions.values()):
             return Refusal("no input has a dynamic shape")
         if self.sizes is None:
             return None
@@ -120,7 +120,7 @@ class FixShapes(Pass):
         """Fix the inputs of each function, infer all types anew, and fold."""
         edits = len(session.changes)
         for name, function in list(program.functions.items()):
-            refusal = fixed_shapes.barred(function, session.images)
+            refusal = inference.barred(function, session.images)
             if refusal is None and self.sizes is not None:
                 self.several(program, name, session)
             elif refusal is None:
@@ -137,14 +137,14 @@ class FixShapes(Pass):
             PassError: a shape that was given does not fit.
         """
         before = {v: an.shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
-        dynamic = fixed_shapes.dynamic_inputs(function)
+        dynamic = inference.dynamic_inputs(function)
         try:
             self.wanted[""].fix(function)
         except PassError as error:
             if self.shapes or self.length != LENGTH:
                 raise
             return Refusal(f"{error}; give the shapes (shapes=, length=)")
-        for var in dynamic:
+        for var in dynamic.values():
             words = f"give {var.name} as {an.shape_in_words(var.shape)}, which was {before[var]}"
             session.declare(self.name, var.name, an.InterfaceChange(words, (var.name,)), (), ())
         for var in function.outputs:

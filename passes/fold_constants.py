@@ -70,7 +70,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts import dependence, whole_numbers
 from anesurgery.mil import Block, is_compressed, is_constexpr, reads, stamp, walk_ops
 from anesurgery.regions import reencoding, weight_edits
-from anesurgery.rewriting import graph_edits
+from anesurgery.semantics.inference import widen_choice
 from anesurgery.semantics.reading import size_of
 
 KEY_ELEMENTS = 1 << 10
@@ -235,7 +235,7 @@ class _Folding:
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Replace the results of an op by constants, and remove the ops that only it needed."""
-        graph_edits.widen_choice(op)
+        widen_choice(op)
         constants = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
         self.replace(op, used, constants, tuple(f"const {v.name}" for v in constants))
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, PassError
 from anesurgery.files import protobuf
-from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape, walk_ops
+from anesurgery.files.copying import copy_program
+from anesurgery.mil import Function, Program, Var, static_shape, walk_ops
+from anesurgery.semantics.inference import FixedShapes, dynamic_inputs
 from anesurgery.semantics.reading import shape_in_words
 
 MOST_PLACES = 10**6
@@ -56,11 +58,6 @@ class AtShape:
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {unit}" for unit, count in self.counts.items())
         return f"at {self.shape}: {counts}"
-
-
-def dynamic_inputs(function: Function) -> dict[str, Var]:
-    """Return the inputs with a dynamic length, by name."""
-    return {n: v for n, v in function.inputs.items() if any_symbolic(v.shape or ())}
 
 
 def flexible_shapes(function: Function, description: Any = None) -> Flexible | None:
@@ -130,15 +127,29 @@ def function_at(program: Program, name: str, shapes: Shapes) -> Function | None:
     The ops and their order are the same, and the constants are shared. The shapes of all results are inferred
     again.
     """
+    if not dynamic_inputs(program.functions[name]).keys() <= shapes.keys():
+        return None
+    single = Program()
+    single.add_function(name, program.functions[name])
+    copied = copy_program(single).functions[name]
+    function: Function | None = copied
+    try:
+        FixedShapes(shapes, length=1).fix(copied)
+    except PassError:  # a loop may be typed wrongly; reading it again corrects that, and takes 5 times as long
+        function = _function_read_at(program, name, shapes)
+    fits = function is not None and all(static_shape(v) is not None for v in function.inputs.values())
+    return function if fits else None
+
+
+def _function_read_at(program: Program, name: str, shapes: Shapes) -> Function | None:
+    """Return a function that is read again with fixed input shapes; None if its ops do not accept them."""
 
     def fix(spec: Any) -> None:
         for port in spec.inputs:
             for axis, length in enumerate(shapes.get(port.name, ())):
                 port.type.tensorType.dimensions[axis].constant.size = length
 
-    function = _read_again(program, name, fix)
-    fits = function is not None and all(static_shape(v) is not None for v in function.inputs.values())
-    return function if fits else None
+    return _read_again(program, name, fix)
 
 
 def function_at_all_places(program: Program, name: str) -> Function | None:

@@ -169,8 +169,8 @@ def inspect_program(
         target: chips, OS and compute units.
         inputs: samples on which numeric findings are checked; None for no run.
         function: which function; `main` or the first by default.
-        advice: without it only legality, units and times are computed: `RULES` and the user's rules are not
-        asked.
+        advice: without it only legality, units and times at the default shape are computed: `RULES` and the
+        user's rules are not asked.
     """
     chosen, rules = function_of(loaded.program, function), _rules_to_ask(loaded) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
@@ -193,7 +193,7 @@ def inspect_program(
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     changes = lost_in_conversion.save_changes(loaded.program) if advice else ()
     findings = tuple(dict.fromkeys((*of_format, *unmoved, *doubts, *about_load, *about_shapes, *changes)))
-    at_shapes = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts)
+    at_shapes = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts) if advice else ()
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent, shaped), *(f"estimated {one}" for one in at_shapes))
     notes += (*format_notes, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))

@@ -14,8 +14,7 @@ and record::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,115 +24,17 @@ from anesurgery import mil
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import (
-    Array,
-    Block,
-    Function,
-    Operation,
-    Var,
-    dtype_name,
-    is_output,
-    is_symbolic,
-    np_dtype,
-    operands,
-    types,
-)
+from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_output, is_symbolic, operands, types
 from anesurgery.ops import BROADCASTING
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import Built, alike, proof_of, remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import ROUNDED, Change, Session
-from anesurgery.semantics.reading import shape_in_words
+from anesurgery.semantics.inference import infer, set_type
 from anesurgery.text import type_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def widen_choices(function: Function) -> None:
-    """Correct the types of all `select` ops between two scalars: see `widen_choice`."""
-    for op in function.operations:
-        widen_choice(op)
-
-
-def widen_choice(op: Operation) -> None:
-    """Give the result of a `select` between two scalars the shape of its condition.
-
-    coremltools types it as a scalar. It would not read the right type back from a file, so only the ops of a
-    program that is thrown away are corrected.
-    """
-    if _selects_scalars(op) and not op.outputs[0].rank:
-        set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
-
-
-def _selects_scalars(op: Operation) -> bool:
-    """Does a `select` choose between two scalars by a condition that is no scalar?"""
-    return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
-
-
-def set_type(var: Var, sym_type: Any) -> None:
-    """Change the type of a value, which coremltools sets only once."""
-    setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
-
-
-def infer(op: Operation) -> None:
-    """Infer the types and values of the results of an op from its operands; no result may change its dtype.
-
-    Raises:
-        PassError: the shapes do not fit, or a dtype would change.
-    """
-    if _selects_scalars(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
-        widen_choice(op)
-        chosen = np.where(op.cond.val, op.a.val, op.b.val).astype(np_dtype(op.outputs[0]))
-        setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
-        return
-    dtypes = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
-    for block in op.blocks:
-        _infer_block(op, block)
-    try:
-        with _ends_kept(op):
-            op.type_value_inference(overwrite_output=True)
-    except Exception as error:
-        words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
-        raise PassError(words) from error
-    for var, dtype in zip(op.outputs, dtypes, strict=True):
-        if dtype is not None and types.is_tensor(var.sym_type) and np_dtype(var) != dtype:
-            raise PassError(f"%{var.name} would become {dtype_name(var)}")
-
-
-@contextmanager
-def _ends_kept(op: Operation) -> Iterator[None]:
-    """Keep the ends of a slice: coremltools overwrites negative ones with what they mean at one length."""
-    names = ("begin", "end") if op.op_type == "slice_by_index" else ()
-    arrays = [op.inputs[n].val for n in names if op.inputs[n].val is not None]
-    held = [(array, array.copy()) for array in arrays if array.flags.writeable]
-    try:
-        yield
-    finally:
-        for array, before in held:
-            array[...] = before
-
-
-def _infer_block(op: Operation, block: Block) -> None:
-    """Infer the types in a block of an op. Of a loop, the inputs of the block are its loop variables.
-
-    Raises:
-        PassError: the shapes do not fit, or a loop variable has another shape after a round.
-    """
-    begins = op.loop_vars if block.inputs else ()
-    for var, value in zip(block.inputs, begins, strict=True):
-        set_type(var, value.sym_type)
-    with block:
-        for inner in block.operations:
-            if inner.op_type != "const":
-                infer(inner)
-    after = block.outputs if len(block.outputs) == len(begins) and block is op.blocks[-1] else begins
-    for var, value in zip(after, begins, strict=True):
-        if types.is_tensor(value.sym_type) and tuple(var.shape) != tuple(value.shape):
-            shapes = (
-                f"{shape_in_words(value.shape)} before a round of {op.name} and {shape_in_words(var.shape)}"
-            )
-            raise PassError(f"%{var.name} is {shapes} after it")
 
 
 def infer_readers(function: Function, values: Iterable[Var]) -> None:

@@ -45,9 +45,8 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.rewriting.fixed_shapes import Shapes, barred
-from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.semantics.inference import FixedShapes, barred, widen_choices
 from anesurgery.shipping.padded_ends import stride_along, unpadded
 from anesurgery.shipping.padded_rows import prove_padding
 
@@ -528,7 +527,7 @@ def _unfolded(loaded: Loaded, name: str | None, shapes: _InputShapes) -> Functio
     function = function_of(MLProgram(loaded).clone().program, name)
     if (refusal := barred(function, frozenset())) is not None:
         raise PassError(str(refusal))
-    Shapes(shapes, 1).fix(function)
+    FixedShapes(shapes, 1).fix(function)
     widen_choices(function)
     return function
 

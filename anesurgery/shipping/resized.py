@@ -35,7 +35,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
-from anesurgery.rewriting.graph_edits import infer, set_type
+from anesurgery.semantics.inference import infer, set_type
 from anesurgery.shipping.length_edits import (
     AxisLengths,
     Edits,

@@ -27,7 +27,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import read as sized_file
 from anesurgery.loading import clone, load
 from anesurgery.mil import Operation, ct, function_of, is_stored, mb, types
-from anesurgery.rewriting.graph_edits import infer, set_type
+from anesurgery.semantics.inference import infer, set_type
 
 Shapes = dict[str, tuple[int, ...]]
 Numbers = Mapping[int, int]

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.loading import load
-from anesurgery.mil import Function, Program, Var, ct, mb, types
+from anesurgery.mil import Function, Program, Var, ct, mb, types, walk_ops
+from anesurgery.placement import flexible
 from anesurgery.placement.flexible import flexible_shapes, function_at
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
@@ -266,3 +267,33 @@ def test_a_range_beside_a_state(others: tuple[int, ...], state: bool, said: bool
         program.add_function("main", function)
     rules = [f.rule for f in ane.inspect(program, "M4/macOS 15").findings]
     assert ("state-range" in rules) == said
+
+
+def cut_by_a_length() -> Program:
+    """A slice of a fixed input, which begins where the length of another input says."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 64), types.fp16), mb.TensorSpec((get_new_symbol(), 4), types.fp16)],
+        opset_version=ct.target.iOS16,
+    )
+    def program(x: Var, y: Var) -> tuple[Var, Var]:
+        length = mb.slice_by_size(x=mb.shape(x=y), begin=[0], size=[1])
+        begin = mb.concat(values=[np.zeros(1, np.int32), length], axis=0)
+        return mb.relu(x=mb.slice_by_size(x=x, begin=begin, size=[1, 8], name="cut")), mb.exp(x=y)
+
+    made: Program = program
+    return made
+
+
+def test_a_copy_at_fixed_shapes_is_what_reading_again_gives() -> None:
+    for program, shapes in ((cut_by_a_length(), {"y": (5, 4)}), (cut_by_a_length(), {"y": (9, 4)})):
+        copied, read = (at(program, "main", shapes) for at in (function_at, flexible._function_read_at))
+        assert copied is not None
+        assert read is not None
+        ops = [[op for op in walk_ops(f) if op.op_type != "const"] for f in (copied, read)]
+        for one, other in zip(*ops, strict=True):
+            assert one.op_type == other.op_type
+            for a, b in zip(one.outputs, other.outputs, strict=True):
+                assert (a.name, a.shape, a.dtype) == (b.name, b.shape, b.dtype)
+                assert (a.val is None) == (b.val is None)
+                assert a.val is None or np.array_equal(a.val, b.val)

@@ -11,9 +11,9 @@ from anesurgery import registry
 from anesurgery.files.copying import copy_program
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, blocks, mb, new_symbol, walk_ops
-from anesurgery.rewriting.fixed_shapes import Shapes
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.inference import FixedShapes
 from anesurgery.testing import assert_same_numbers
 from anesurgery.text import to_text
 
@@ -65,7 +65,7 @@ def test_each_length_has_ends_of_its_own() -> None:
         twin = copy_program(program)
         for again in (length + 1, length):
             copy = copy_program(twin)
-            Shapes({"x": (1, again, 4)}, 1).fix(copy.functions["main"])
+            FixedShapes({"x": (1, again, 4)}, 1).fix(copy.functions["main"])
             assert copy.functions["main"].outputs[0].shape == (1, again - 1, 4)
     assert "end=[1, -1, 4]" in to_text(program)
 

@@ -31,8 +31,9 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, CONTRACTIONS, LOOKUPS, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
-from anesurgery.placement.flexible import Flexible, dynamic_inputs
+from anesurgery.placement.flexible import Flexible
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.inference import dynamic_inputs
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import (
     channels,

@@ -28,11 +28,12 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, CONTRACTIONS, NORMS, POINTWISE, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
-from anesurgery.placement.flexible import Flexible, dynamic_inputs
+from anesurgery.placement.flexible import Flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.rules.loading import STATE_IN_RANGE
 from anesurgery.placement.target import CHIPS, SOURCES, Target
+from anesurgery.semantics.inference import dynamic_inputs
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
 
 Messages = Iterator[tuple[Rule, str]]

@@ -166,7 +166,7 @@ def costs(inspection: Inspection) -> list[Problem]:
     problems.sort(key=lambda problem: problem.rank)
     if not inspection.fixing:
         return problems
-    doubted = any(problem.rule in OF_SIZES for problem in problems)
+    doubted = inspection.target.uses_ane and any(problem.rule in OF_SIZES for problem in problems)
     first = replace(SIZES_FIRST, why=OFF_THE_ENGINE) if doubted else SIZES_FIRST
     return [first, *(_after_fixing(problem) for problem in problems if problem.rule not in OF_SIZES)]
 

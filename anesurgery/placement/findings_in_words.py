@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
+from anesurgery.placement.rules.layer_rules import LONG_AXIS
 from anesurgery.placement.rules.loading import REPORTS, STATE_IN_RANGE
 
 ON_ROWS = "lost-epsilon"
@@ -29,7 +30,7 @@ NOT_FINITE = names(
 )
 """Rules under which results are infinite or NaN; under other rules about numbers they lose digits."""
 FAILING_LOADS = frozenset(
-    (STATE_IN_RANGE.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
+    (STATE_IN_RANGE.id, LONG_AXIS.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 

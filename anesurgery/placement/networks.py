@@ -8,7 +8,7 @@ fails, the shapes in the file are used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import starmap
@@ -27,11 +27,14 @@ from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
 from anesurgery.placement.rules.faulty_ops import findings_of_layers
 from anesurgery.placement.rules.layer_rules import (
     BROADCASTABLE,
+    LONG_AXIS,
+    LONGEST,
     OLD_FORMAT,
     RANK_FREE,
     REFUSED,
     Described,
     judge,
+    long_axis,
     of_training,
     refusal,
 )
@@ -123,7 +126,14 @@ def inspect_network(
         target=target,
         ops=tuple(rows),
         segments=with_times(segments, numbers, time_of_layers.each),
-        findings=(*_refused(spec, layers), *_format_findings(rows), *faults, *about_shapes, *doubts),
+        findings=(
+            *_refused(spec, layers),
+            *_too_long(shapes),
+            *_format_findings(rows),
+            *faults,
+            *about_shapes,
+            *doubts,
+        ),
         notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{why}"] if (why := time_of_layers.why) else [])),
         time=time_of_layers.time,
     )
@@ -280,6 +290,13 @@ def _refused(spec: Any, layers: Iterable[_Layer]) -> Iterator[Finding]:
             yield REFUSED.finding(f"Core ML does not load it: {layer.name} {why}", layer.name)
     if spec.isUpdatable:
         yield from of_training(network_of(spec))
+
+
+def _too_long(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
+    """Yield the finding about values with a longer height or width than networks loaded with."""
+    if names := [name for name, shape in shapes.items() if long_axis([shape])]:
+        words = f"%{names[0]} is {long_axis([shapes[names[0]]])}: an axis above {LONGEST}"
+        yield LONG_AXIS.finding(f"reported to fail: {words}")
 
 
 def _format_findings(rows: Sequence[OpRow]) -> Iterator[Finding]:

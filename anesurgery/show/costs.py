@@ -123,6 +123,8 @@ SIZES_FIRST = Problem(
     advice="fix them first, with the pass fix_shapes; or make several sizes: `anesurgery sizes`",
 )
 """The first problem of a model of flexible size."""
+OFF_THE_ENGINE = "the sizes of the inputs vary, which kept whole models on the CPU of some Macs"
+"""Its cause, where a finding doubts that the engine runs such a model; passes then are the lesser reason."""
 OF_SIZES = frozenset({RANGE.id, DISPUTED_RANGE.id, RANGE_ELSEWHERE.id})
 """Rules that say the same as `SIZES_FIRST`."""
 BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )", " and the ")
@@ -168,7 +170,9 @@ def costs(inspection: Inspection) -> list[Problem]:
     problems.sort(key=lambda problem: problem.rank)
     if not inspection.fixing:
         return problems
-    return [SIZES_FIRST, *(_after_fixing(problem) for problem in problems if problem.rule not in OF_SIZES)]
+    doubted = inspection.target.uses_ane and any(problem.rule in OF_SIZES for problem in problems)
+    first = replace(SIZES_FIRST, why=OFF_THE_ENGINE) if doubted else SIZES_FIRST
+    return [first, *(_after_fixing(problem) for problem in problems if problem.rule not in OF_SIZES)]
 
 
 def _after_fixing(problem: Problem) -> Problem:

@@ -220,6 +220,35 @@ def kept(*, read: bool) -> Callable[[], Program]:
     return build
 
 
+def shifted(axis: int, *, tail: bool = True, whole: bool = True) -> Callable[[], Program]:
+    """A state that loses its oldest row and gets a new one: behind the others or before them, or one row only.
+
+    Args:
+        axis: that of the rows.
+        tail: join the new row behind the others?
+        whole: write the state as it is, else through a slice_update of all of it?
+    """
+    shape = [1, 2, 8, 16]
+    row = [*shape[:axis], 1, *shape[axis + 1 :]]
+    specs = [mb.TensorSpec(row, dtype=types.fp16), mb.StateTensorSpec(shape, dtype=types.fp16)]
+
+    def build() -> Program:
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+        def program(x: Var, state: Var) -> Var:
+            held = mb.read_state(input=state)
+            begin, end = [0] * 4, list(shape)
+            begin[axis], end[axis] = (1, shape[axis]) if tail else (0, shape[axis] - 1)
+            rest = mb.slice_by_index(x=held, begin=begin, end=end)
+            value = mb.concat(values=[rest, x] if tail else [x, rest], axis=axis)
+            if not whole:
+                value = mb.slice_update(x=held, update=value, begin=[0] * 4, end=shape)
+            return mb.relu(x=mb.coreml_update_state(state=state, value=value))
+
+        return program
+
+    return build
+
+
 def repeated(rank: int) -> Callable[[], Program]:
     """Two heads of keys for six of queries, as transformers repeats them (rank 5), and with fewer axes."""
 
@@ -308,6 +337,11 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a write that is read": (kept(read=True), "M4/macOS 27", "CPU_AND_NE", ""),
     "an unread write without the engine": (kept(read=False), "M4/macOS 27", "CPU_AND_GPU", ""),
     "an unread write on an M1": (kept(read=False), "M1/macOS 27", "CPU_AND_NE", ""),
+    "a shifted state": (shifted(2), "M5/macOS 26", "CPU_AND_NE", "refused-state-shift"),
+    "a state shifted on its last axis": (shifted(3, whole=False), "M5/macOS 26", "ALL", "refused-state-shift"),
+    "a shifted state on an M1": (shifted(2), "M1/macOS 26", "CPU_AND_NE", "refused-state-shift-elsewhere"),
+    "a shifted state on the GPU": (shifted(2), "M5/macOS 26", "CPU_AND_GPU", ""),
+    "a state shifted the other way": (shifted(2, tail=False), "M5/macOS 26", "CPU_AND_NE", ""),
     "keys repeated on five axes": (repeated(5), "M2/macOS 26", "CPU_AND_NE", "refused-repeated-heads"),
     "keys repeated on four axes": (repeated(4), "M2/macOS 26", "CPU_AND_NE", ""),
     "keys repeated on an M4": (repeated(5), "M4/macOS 26", "CPU_AND_NE", ""),

@@ -19,6 +19,7 @@ from anesurgery.loading import load
 from anesurgery.mil import Function, Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement import flexible
 from anesurgery.placement.flexible import flexible_shapes, function_at
+from anesurgery.show.costs import costs
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
 SIDE = ct.RangeDim(8, 128, default=96)
@@ -58,6 +59,8 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
         assert later.counts == {"unknown" if kind == "range" else "ane": 3}
         assert ("fix them first: anesurgery fix " in found.summary) == (kind == "range")
         on_a_mac = ane.inspect(source, "M4/macOS 27")
+        told = [problem.why for problem in costs(on_a_mac) if "sizes of the inputs vary" in problem.why]
+        assert [("whole models on the CPU" in why) for why in told] == [True] * (kind == "range")
         assert on_a_mac.counts == {"ane" if kind == "fixed" else "unknown": 3}  # reports of Macs conflict
         assert on_a_mac.residency_at_most["ops"] == 1
         rules = {f.rule for f in found.findings}

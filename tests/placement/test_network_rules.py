@@ -208,6 +208,37 @@ def test_an_embedding_is_refused_above_the_limit_and_unknown_below(rows: int, le
     assert [(f.rule, f.message) for f in found.ops[0].findings] == said
 
 
+@pytest.mark.parametrize(
+    ("shape", "chip", "legal", "said"),
+    [
+        ((4, 1, 16385), "M1", False, "%x is 4x1x16385: an axis above 16384"),
+        ((4, 20000, 2), "M4", True, "%x is 4x20000x2: an axis above 16384"),
+        ((4, 1, 16384), "M1", True, ""),
+        ((4, 70000, 2), "M4", False, "%x is 4x70000x2: an axis above 16384"),
+    ],
+)
+def test_a_long_axis_leaves_the_engine_and_may_not_load(
+    shape: tuple[int, ...], chip: str, legal: bool, said: str
+) -> None:
+    found = look(lambda b: conv(b, "c", "x", "y"), Target.parse(chip), shape=shape)
+    assert found.ops[0].legal is legal
+    assert [f.message for f in found.findings if f.rule == "nn-axis-load"] == [
+        f"reported to fail: {said}"
+    ] * bool(said)
+
+
+@pytest.mark.parametrize("size", [25088, 50257])
+def test_a_long_vector_of_channels_is_not_a_long_axis(size: int) -> None:
+    weights = np.zeros((4, size))
+
+    def build(b: Any) -> None:
+        b.add_inner_product("p", weights, None, size, 4, False, "x", "y")
+
+    found = look(build, Target.parse("M1"), shape=(size,))
+    assert found.ops[0].legal is True
+    assert "nn-axis-load" not in {f.rule for f in found.findings}
+
+
 def test_a_product_over_channels_is_told_by_the_shapes() -> None:
     def build(b: Any) -> None:
         b.add_elementwise("m", ["x", "f"], "y", "MULTIPLY")

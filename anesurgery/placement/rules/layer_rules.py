@@ -7,7 +7,7 @@ rests on a measurement of the same op in an ML Program says so, and is graded as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ _watched = partial(Rule, legal=False, grade=Grade.REPORTED, scope=WATCHED)
 
 POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
 """The largest sizes by the old reports: pooling kernel and stride, upsampling factor, rows of a table."""
+LONGEST = 16384
+"""The longest height and width with which networks loaded; vectors of more channels did, too."""
 
 BROADCASTABLE = names(
     """
@@ -131,6 +133,17 @@ def _large_pool(layer: Described, target: Target) -> str:
     return "; ".join(words)
 
 
+def _long_axis(layer: Described, target: Target) -> str:
+    limit, chip = target.least("axis")
+    found = long_axis(layer.inputs, limit)
+    return f"{found}: an axis above {limit} ({chip})" if found else ""
+
+
+def long_axis(shapes: Iterable[tuple[int, ...]], limit: int = LONGEST) -> str:
+    """Return the first shape with a height or a width above the limit, in words; "" without one."""
+    return next(("x".join(map(str, s)) for s in shapes if len(s) > 2 and max(s[-2:]) > limit), "")
+
+
 def _dilated(layer: Described, target: Target) -> str:
     height, width = _window(layer.spec.convolution.dilationFactor)
     return f"dilated by {height}x{width}" if max(height, width) > 1 else ""
@@ -179,6 +192,17 @@ def _broadcast_channels(layer: Described, target: Target) -> str:
 
 
 RULES: tuple[Rule, ...] = (
+    _watched(
+        "nn-axis",
+        SEEN | FIRST_LAYERS | LEGAL_IN_PROGRAMS,
+        "the engine takes no longer height or width; a compiler of an unnamed chip refused a width of 240000: "
+        '"Tensor dimensions are not within supported range [...] H[1-16384]W[1-16384]"',
+        f"FluidInference/FluidAudio issue 121; {SOURCES['axis']}",
+        test=_long_axis,
+        grade=Grade.GUESS,
+        scope=Scope(os="seen on macOS 26 and iOS 26, in ML Programs", model_type="neuralnetwork"),
+        advice="cut the axis into pieces, or fold it into rows",
+    ),
     _watched(
         "nn-custom",
         frozenset({"custom"}),
@@ -369,6 +393,21 @@ OLD_FORMAT = general(
 """The rule about the format as a whole."""
 
 
+LONG_AXIS = general(
+    "nn-axis-load",
+    'a network with an input of 37920 values did not load ("Error in declaring network"), one of 16384 did; '
+    "widths of 16900 and 44100 aborted the process on the GPU; ONNX Runtime gives Core ML no longer input, and "
+    "a network of PP-OCRv5 failed at prediction all the same",
+    "apple/coremltools: issues 283, 324, 1003; onnxruntime: coreml/builders/helper.cc; immich issue 23391",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(
+        os="seen on macOS 10.14 to 11 and iPhone X; macOS with ONNX Runtime", model_type="neuralnetwork"
+    ),
+    advice="cut the axis into pieces, or convert the original again with "
+    "minimum_deployment_target=ct.target.iOS15, to an ML Program",
+)
+"""The rule about a height or width above `LONGEST`, which `networks.py` finds."""
 REFUSED = general(
     "nn-refused",
     "Core ML checks each layer before it compiles a network, and refuses the whole network",

@@ -278,6 +278,16 @@ def _unread_writes(ops: list[Operation]) -> str:
     return _counted(unread, "write* of a state that nothing reads")
 
 
+def _shifted_states(ops: list[Operation]) -> str:
+    """Find states that are written with a part of themselves and new values behind it."""
+    written = [op.inputs["value"] for op in ops if op.op_type == "coreml_update_state"]
+    written = [v.op.inputs["update"] if producer(v, "slice_update") is not None else v for v in written]
+    joins = [op for v in written if (op := producer(v, "concat")) is not None]
+    parts = [(op, producer(op.inputs["values"][0], "slice_by_index")) for op in joins]
+    shifted = (op for op, part in parts if part is not None and producer(part.x, "read_state") is not None)
+    return _counted(shifted, "state* shifted and joined to a new value")
+
+
 def _wide_attentions(ops: list[Operation]) -> str:
     """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
@@ -655,6 +665,19 @@ REPORTS = (
         chips=("M4",),
         systems=(("macOS", 27),),
         common=True,
+    ),
+    LoadReport(
+        "refused-state-shift",
+        "the engine's compiler refused decoders that drop the oldest row of a state and join a new one to the "
+        "rest (Qwen3, ANECCompile -14, and a speech decoder of 1024 rows); the GPU ran the second one. Each "
+        "layer had its own states, so the join alone was not tried",
+        source="john-rocky/CoreML-LLM; FluidInference/mobius: pull request 87",
+        seen="M5 Pro; other M-series Macs; OS not given",
+        units=ENGINE,
+        form=_shifted_states,
+        advice="write one row at the position instead, with slice_update or by a mask, or keep the state as an "
+        "input and an output (cache_as_io)",
+        chips=("M5",),
     ),
     LoadReport(
         "crash-returned-write",

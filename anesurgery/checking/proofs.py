@@ -364,9 +364,9 @@ def _large_weights(ops: Sequence[Operation]) -> list[Var]:
 
 
 def _content_digest(array: Array) -> Hashable | None:
-    """Return a digest of an array's elements in order, whatever its shape; None if all are equal."""
+    """Return a digest of an array's elements in order, whatever its shape; None if all are equal, or one is inf or NaN."""
     ordered = np.ascontiguousarray(array)
-    if _is_constant(ordered):
+    if _is_constant(ordered) or not np.isfinite(ordered).all():
         return None
     content = ordered.dtype.str, array_digest(ordered)
     release_pages(ordered)

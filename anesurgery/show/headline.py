@@ -63,12 +63,13 @@ def _joined(*parts: str) -> str:
 
 
 def _gain(surgery: Surgery) -> str:
-    """Return both times on the target, else the shares of the engine; without a target the chips that gain."""
+    """Return both times on the target, else what was gained; without a target the chips that gain."""
+    gain = surgery.plan.gain
     if surgery.target is None:
-        return surgery.plan.gain if "gains on" in surgery.plan.gain else ""
-    if surgery.time is None:
-        return _shares(surgery)
-    times, gain = f"on {_target(surgery)}: {_faster(surgery.time)}", surgery.plan.gain
+        return gain if "gains on" in gain else ""
+    if surgery.time is None:  # a share that may fall is not the gain
+        return f"on {_target(surgery)}: {gain}" if gain.startswith("switches") else _shares(surgery)
+    times = f"on {_target(surgery)}: {_faster(surgery.time)}"
     return f"{times}; {gain}" if times.endswith(AS_BEFORE) and gain.startswith("switches") else times
 
 

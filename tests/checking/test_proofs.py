@@ -39,6 +39,11 @@ def linear(weight: Any) -> Callable[[Var], Var]:
     return lambda x: mb.linear(x=x, weight=np.asarray(weight, np.float32), bias=np.ones(3, np.float32))
 
 
+def added_at(*places: int, mode: str = "add") -> Callable[[Var, Var], Var]:
+    """Rows of y are added to rows of x, or written over them."""
+    return lambda x, y: mb.scatter(data=x, indices=np.int32(places), updates=y, axis=0, mode=mode)
+
+
 WRONG: dict[str, tuple[Any, ...]] = {
     "a term": (lambda x, y: plus(x, times(y, P)), lambda x, y: plus(x, times(y, 0)), *TWO),
     "a sum of terms": (lambda x: plus(times(x, 1e6), times(x, 48573)), lambda x: times(x, 0)),
@@ -53,6 +58,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a weight": (linear([[P, 0, -P, 2 * P]] * 3), linear(np.zeros((3, 4)))),
     "an argument": (lambda x: mb.exp(x=plus(x, P)), lambda x: mb.exp(x=x)),
     "factors": (lambda x: plus(x, times(x, *DRAWN)), lambda x: times(x, 1)),
+    "rows added to the same row": (added_at(0, 0), lambda x, y: mb.add(x=x, y=y), *TWO),
+    "rows added in another order": (added_at(1, 0), lambda x, y: mb.add(x=x, y=y), *TWO),
+    "rows written": (added_at(0, 1, mode="update"), lambda x, y: mb.add(x=x, y=y), *TWO),
     "rows of factors": (
         lambda x: times(x, *(np.full((2, 4), p, np.float32) for p in DRAWN)),
         lambda x: times(x, 0),
@@ -62,6 +70,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "out of brackets": (lambda x, y: plus(times(x, P), times(y, P)), lambda x, y: times(plus(x, y), P), *TWO),
     "a quotient and back": (lambda x: times(mb.real_div(x=x, y=np.float32(P)), P), lambda x: times(x, 1)),
     "a sum": (lambda x: plus(times(x, 1e6), times(x, 48573)), lambda x: times(x, P)),
+    "rows added to their own rows": (added_at(0, 1), lambda x, y: mb.add(x=x, y=y), *TWO),
     "drawn primes": (lambda x: times(x, *DRAWN[:2]), lambda x: times(x, *DRAWN[1::-1])),
 }
 

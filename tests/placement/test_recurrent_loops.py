@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import anesurgery as ane
+from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes import UnrollLoop
 from anesurgery.placement.rules import slow
@@ -147,3 +148,11 @@ def test_the_estimate_of_straight_code_is_that_of_the_unrolled_program() -> None
 def test_the_rounds_that_the_advice_names_are_those_of_the_pass() -> None:
     (rule,) = slow.LOOPS
     assert f"beyond {UnrollLoop().max_rounds} rounds" in rule.advice
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_straight_code_of_a_gru_has_the_same_bits(both: bool) -> None:
+    """Its first state is 0, its rows are added to zeros, and the loop hands on fp16 values as fp32."""
+    model = ane.load(converted(Last(bidirectional=both), torch.zeros(2, 3, 8)))
+    made = ane.apply(model, "unroll_loop", quiet=True)
+    assert {change.proof.grade for change in made.changes} == {Grade.BITS}

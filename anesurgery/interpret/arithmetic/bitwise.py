@@ -292,14 +292,21 @@ def _matmul(a: Bitwise, op: Operation, x: Any, y: Any, **turned: Any) -> Image:
 def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
     image = a.image(x)
     _as_long(image.shape[-1], weight.shape[-1])
-    rows = a.rows(weight)
-    product = a.contracted(op, a.factors(image, [-1]), rows)
+    if a.one_zero and _all_zero(x) and isinstance(weight, torch.Tensor) and bool(weight.isfinite().all()):
+        product = a.lift(np.zeros((*image.shape[:-1], weight.shape[0]), np.float32))
+    else:
+        product = a.contracted(op, a.factors(image, [-1]), a.rows(weight))
     return product if _absent(bias) else added(a, op, product, a.image(bias))
 
 
 def _absent(bias: Any) -> bool:
     """Is there no bias, or only zeros? A sum that starts at 0 is the sum."""
-    return bias is None or (isinstance(bias, torch.Tensor) and not bool(bias.any()))
+    return bias is None or _all_zero(bias)
+
+
+def _all_zero(value: Any) -> bool:
+    """Are these known numbers, all of them 0?"""
+    return isinstance(value, torch.Tensor) and not bool(value.any())
 
 
 def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:

@@ -17,7 +17,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.table import Implementation, to_int32
-from anesurgery.mil import Operation, Var, np_dtype, operands, producer, types
+from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, types
 from anesurgery.ops import CARRIERS, UNROUNDED, names
 
 PRECISIONS = ("fp32", "fp16", "ane")
@@ -187,7 +187,21 @@ def narrows(op: Operation) -> bool:
     """Return whether an op casts floats to floats that do not hold them; integers and booleans do not count."""
     if op.op_type != "cast" or any(np_dtype(v).kind != "f" for v in (op.inputs["x"], op.outputs[0])):
         return False
-    return not _fits(op.inputs["x"], np_dtype(op.outputs[0]).itemsize)
+    size = np_dtype(op.outputs[0]).itemsize
+    return not (_fits(op.inputs["x"], size) or _loop_keeps(op, size))
+
+
+def _loop_keeps(op: Operation, size: int) -> bool:
+    """Return whether an op reads what a loop hands on, and `size` bytes hold its first value and all later ones."""
+    block, var = op.enclosing_block, op.inputs["x"]
+    loop = None if block is None else block.outer_op
+    if loop is None or loop.op_type != "while_loop" or var not in block.inputs:
+        return False
+    at = block.inputs.index(var)
+    first, later = loop.inputs["loop_vars"][at], loop.blocks[1].outputs[at]
+    number = constant(first)
+    held = number is not None and np.array_equal(number, np.asarray(number).astype(f"f{size}"))
+    return (held or _fits(first, size)) and _fits(later, size)
 
 
 def _fits(var: Var, size: int) -> bool:

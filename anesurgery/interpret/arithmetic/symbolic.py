@@ -28,7 +28,7 @@ from anesurgery.interpret.arithmetic.field import Image, hash_of, joined, mix, o
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.computing import BINARY, UNARY
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
-from anesurgery.mil import Operation, Var, static_shape
+from anesurgery.mil import Operation, Var, np_dtype, static_shape
 from anesurgery.ops import ALONG, LOOKUPS, MOVING, UNROUNDED, names
 
 Tensor = torch.Tensor
@@ -302,9 +302,19 @@ def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments
 
 
 def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
-    if arguments.get("mode") != "update":
+    written = _lane_by_lane(a, op, "data", "updates", {**arguments, "mode": "update"})
+    mode = arguments.get("mode", "add")
+    if mode == "update" or isinstance(arguments["indices"], Image):
+        return written if mode == "update" else a.uninterpreted(op, arguments)
+    counted = {k: torch.full(a.image(arguments[k]).shape, n) for k, n in (("data", 0), ("updates", 1))}
+    counts = TABLE[op.op_type].function(**{**arguments, **counted, "mode": "add"})
+    is_float = np_dtype(op.outputs[0]).kind == "f"  # integers may wrap around
+    if (
+        not is_float or mode != "add" or int(counts.max()) > 1
+    ):  # the order of several sums at one place is not known
         return a.uninterpreted(op, arguments)
-    return _lane_by_lane(a, op, "data", "updates", arguments)
+    data = a.image(arguments["data"])
+    return field.where(counts > 0, a.rules["add"](a, op, data, written), data)
 
 
 def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:

@@ -364,7 +364,7 @@ def _large_weights(ops: Sequence[Operation]) -> list[Var]:
 
 
 def _content_digest(array: Array) -> Hashable | None:
-    """Return a digest of an array's elements in order, whatever its shape; None if all are equal, or one is inf or NaN."""
+    """Return a digest of elements in order, whatever the shape; None if all are equal or one is not finite."""
     ordered = np.ascontiguousarray(array)
     if _is_constant(ordered) or not np.isfinite(ordered).all():
         return None

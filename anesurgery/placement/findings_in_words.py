@@ -110,10 +110,15 @@ def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | No
     """
     if finding.rule == NAN_TEST:
         return legal is False or preferred not in ("ane", None)
-    fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
-    if fault is None or not fault.units.startswith("engine"):
+    if not is_fault_of_engine(finding):
         return False
     return legal is False or (not is_reported_wrong_here(finding) and preferred not in ("ane", None))
+
+
+def is_fault_of_engine(finding: Finding) -> bool:
+    """Is it about an op that other units compute right?"""
+    fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
+    return fault is not None and fault.units.startswith("engine")
 
 
 def _cannot_be_simulated(finding: Finding) -> bool:

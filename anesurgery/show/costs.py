@@ -21,6 +21,7 @@ from anesurgery.placement.findings_in_words import (
     NOT_FINITE,
     is_always_nan,
     is_fault_elsewhere,
+    is_fault_of_engine,
     is_lost,
     is_reported_wrong_here,
 )
@@ -224,7 +225,9 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
         own, finding = [rows[name] for name in group.ops if name in rows], group.finding
         if own and all(is_fault_elsewhere(finding, row.legal, row.preferred) for row in own):
             continue
-        yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, finding.message, finding)
+        off = own and is_fault_of_engine(finding) and all(row.preferred not in ("ane", None) for row in own)
+        why = finding.message.replace(": ", " if it runs on the Neural Engine: ", 1) if off else finding.message
+        yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, why, finding)
 
 
 def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Problem:

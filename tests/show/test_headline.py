@@ -72,6 +72,12 @@ def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None
     assert not OURS.search(said)
 
 
+def test_without_a_time_the_gain_is_said_and_no_share_that_may_fall() -> None:
+    plan = SimpleNamespace(gain="switches between units 2 -> 0")
+    untimed: Any = SimpleNamespace(target=TARGET, time=None, plan=plan)
+    assert first_line._gain(untimed) == f"on {TARGET}: switches between units 2 -> 0"
+
+
 def test_outputs_that_are_not_finite_are_said_to_be_so() -> None:
     surgery = ane.apply(program(), ["negate_subtract"], quiet=True)
     near = Near({"fp16": -math.inf})

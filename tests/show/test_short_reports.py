@@ -302,3 +302,10 @@ def test_what_is_not_known_of_most_ops_comes_first() -> None:
         why,
         summary.UNDECIDED,
     ]
+
+
+@pytest.mark.parametrize(("unit", "said"), [("cpu", " if it runs on the Neural Engine"), ("ane", "")])
+def test_a_fault_of_the_engine_says_so_where_the_cpu_is_expected(unit: str, said: str) -> None:
+    fault = finding("fault-depthwise-concat", kind="numeric", message="wrong on A19: a form", op="concat_1")
+    one = inspection([row(0, "conv", "ane"), row(1, "concat", unit, findings=(fault,))])
+    assert [cost.why for cost in costs(one) if cost.rule == fault.rule] == [f"wrong on A19{said}: a form"]

@@ -192,7 +192,7 @@ def narrows(op: Operation) -> bool:
 
 
 def _loop_keeps(op: Operation, size: int) -> bool:
-    """Return whether an op reads what a loop hands on, and `size` bytes hold its first value and all later ones."""
+    """Return whether an op reads what a loop hands on, whose first and later values `size` bytes hold."""
     block, var = op.enclosing_block, op.inputs["x"]
     loop = None if block is None else block.outer_op
     if loop is None or loop.op_type != "while_loop" or var not in block.inputs:

@@ -160,7 +160,10 @@ def cut(words: str, style: str = "") -> Text:
 
 
 def costs(inspection: Inspection) -> list[Problem]:
-    """Return all problems, the most important first; those of one set of ops are one problem."""
+    """Return all problems, the most important first; those of one set of ops are one problem.
+
+    Infinities and NaN are a problem of their own: what keeps an op off the engine must not hide them.
+    """
     rows = {row.name: row for row in summary.all_rows(inspection)}
     by_ops: dict[tuple[str, ...], Problem] = {}
     for ops, problem in _problems(inspection, rows):
@@ -337,7 +340,7 @@ def on_a_screen(
 def _first(problems: list[Problem], most: int) -> list[Problem]:
     """Return the first problems; if none is about numbers, the last place goes to the first that is."""
     shown, rest = problems[:most], problems[most:]
-    if most < MOST or any(problem.kind in ("numeric", "conversion") for problem in shown):
+    if most < 2 or any(problem.kind in ("numeric", "conversion") for problem in shown):
         return shown
     numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
     return [*shown[:-1], *numbers[:1]] if numbers else shown

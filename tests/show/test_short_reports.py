@@ -317,7 +317,7 @@ def test_what_is_not_known_of_most_ops_comes_first() -> None:
 
 @pytest.mark.parametrize("kind", ["placement", "speed"])
 def test_a_cause_without_a_pass_gives_way_to_one_with_the_pass(kind: str) -> None:
-    """The wrong version: "not faster on the Neural Engine", above the command of a pass that repairs numbers."""
+    """The wrong version: "not faster on the engine", above the command of a pass that repairs numbers."""
     slow = Problem("conv y", "not faster on the Neural Engine", kind)
     repaired = Problem("conv y", "reported wrong: kernel 3x2", "numeric", remedies=("replace_faulty_ops",))
     assert _merged(slow, repaired).why == repaired.why

@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "a softmax": (lambda x: mb.softmax(x=mb.relu(x=x), axis=1, name="y"), "softmax reads across"),
     "a norm": (lambda x: mb.layer_norm(x=x, axes=[1, 2], name="y"), "layer_norm"),
     "attention": (attention, "no mask hides"),
-    "a window": (lambda x: windows(mb.exp(x=x)), "conv reads across"),
+    "a window": (lambda x: windows(mb.exp(x=x)), "conv reads 1 place beyond the end"),
     "flattened": (flat, "reshape"),
     "regrouped": (regrouped, "reshape"),
 }

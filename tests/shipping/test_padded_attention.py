@@ -275,7 +275,7 @@ WRONG: dict[str, tuple[Built, str]] = {
     "0 divided by 0": (no_number, "matmul reads across"),
     "whole rows": (whole_rows, "hides whole rows"),
     "a mean of all": (unmasked_mean, "reduce_mean reads across"),
-    "a window": (border, "conv reads across"),
+    "a window": (border, "conv reads 1 place beyond the end"),
 }
 
 

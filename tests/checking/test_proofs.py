@@ -41,7 +41,7 @@ def linear(weight: Any) -> Callable[[Var], Var]:
 
 def added_at(*places: int, mode: str = "add") -> Callable[[Var, Var], Var]:
     """Rows of y are added to rows of x, or written over them."""
-    return lambda x, y: mb.scatter(data=x, indices=np.int32(places), updates=y, axis=0, mode=mode)
+    return lambda x, y: mb.scatter(data=x, indices=np.array(places, np.int32), updates=y, axis=0, mode=mode)
 
 
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -194,8 +194,9 @@ def narrows(op: Operation) -> bool:
 def _loop_keeps(op: Operation, size: int) -> bool:
     """Return whether an op reads what a loop hands on, whose first and later values `size` bytes hold."""
     block, var = op.enclosing_block, op.inputs["x"]
-    loop = None if block is None else block.outer_op
-    if loop is None or loop.op_type != "while_loop" or var not in block.inputs:
+    if block is None or (loop := block.outer_op) is None or loop.op_type != "while_loop":
+        return False
+    if var not in block.inputs:
         return False
     at = block.inputs.index(var)
     first, later = loop.inputs["loop_vars"][at], loop.blocks[1].outputs[at]

@@ -280,6 +280,9 @@ def _chunk_spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several
         names_of = {"input": stretch.inputs, "output": stretch.outputs, "state": stretch.inputs}
         for field, names in names_of.items():
             getattr(target, field).extend(f for f in getattr(source, field) if f.name in names)
+        for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+            if getattr(source, field) in stretch.outputs:
+                setattr(target, field, getattr(source, field))
     if several:
         chunk.description.defaultFunctionName = next(iter(pieces))
     chunk.mlProgram.SetInParent()

@@ -335,6 +335,18 @@ def test_a_program_of_a_classifier_can_be_saved(tmp_path: Path) -> None:
     assert after.predictedFeatureName == before.predictedFeatureName
 
 
+@pytest.mark.parametrize("functions", [1, 2])
+def test_the_last_chunk_of_a_classifier_says_which_output_is_the_label(functions: int, tmp_path: Path) -> None:
+    whole = classifier(tmp_path)
+    if functions > 1:
+        whole = ane.merge({"a": whole, "b": whole}, tmp_path / "both.mlpackage")
+    first, last = (c.spec.description for c in ane.split(whole, 2, compare=False).chunks)
+    for before, after in zip(first.functions or [first], last.functions or [last], strict=True):
+        assert (before.predictedFeatureName, before.predictedProbabilitiesName) == ("", "")
+        assert after.predictedFeatureName == "classLabel"
+        assert after.predictedProbabilitiesName == "classLabel_probs"
+
+
 def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match="merge takes two models or more"):
         ane.merge({"one": package}, tmp_path / "out.mlpackage")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anesurgery.interpret import TABLE, evaluate, run
+from anesurgery.interpret.ops import computing
 from anesurgery.mil import Array, Var, ct, mb
 
 R = np.random.default_rng(0)
@@ -468,6 +469,16 @@ def test_runs_a_whole_program_by_name() -> None:
         return mb.mul(x=x, y=np.float32(2), name="twice")
 
     assert_close(run(program, {"x": X[0, :2, :3]})["twice"], 2 * X[0, :2, :3])
+
+
+@pytest.mark.parametrize("name", sorted(computing.REDUCTIONS))
+def test_a_reduction_over_no_axes_has_the_shape_of_its_operand(name: str) -> None:
+    @mb.program(input_specs=[mb.TensorSpec(POS.shape)])
+    def program(x: Var) -> Var:
+        return getattr(mb, name)(x=x, axes=np.array([], np.int32), name="y")
+
+    expected = {"reduce_log_sum": np.log(POS), "reduce_sum_square": POS**2}.get(name, POS)
+    np.testing.assert_allclose(run(program, {"x": POS})["y"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("reverse", [True, False])

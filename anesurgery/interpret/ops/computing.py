@@ -307,11 +307,12 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 
 
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
-    """Return a function with the parameters of a reduction op; without axes it reduces all."""
+    """Return a function with the parameters of a reduction op; it reduces all axes by default, none of []."""
 
     def reduce(x: Tensor, axes: Any = None, keep_dims: bool = False) -> Tensor:
         chosen = list(range(x.ndim)) if axes is None else ints(axes)
-        return function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
+        # torch takes [] for all axes
+        return function(x, chosen, bool(keep_dims)) if x.ndim and chosen else function(x[None], [0], False)
 
     return reduce
 

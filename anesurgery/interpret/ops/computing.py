@@ -226,7 +226,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
     if x.dtype == torch.int32 and y.dtype == torch.int32:
         return _integer_product(x, y)
-    if x.shape[-1] >= LONG_SUM and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
+    if x.numel() and x.shape[-1] >= LONG_SUM and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
         return rows
     floats = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     return torch.matmul(x.to(floats), y.to(floats))

@@ -116,6 +116,8 @@ UNARY: dict[str, Callable[..., Tensor]] = {
 
 
 _GELU, _ELU = _steady(F.gelu), _steady(F.elu)
+_TANH_GELU = _steady(lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)))
+"""With (1 + tanh(u)) / 2 as sigmoid(2u), since the sum cancels: even in fp64 its bits depend on the place."""
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -175,7 +177,7 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Return the Gaussian error linear unit, exact or in one of its two approximations."""
     if mode == "SIGMOID_APPROXIMATION":
         return x * UNARY["sigmoid"](1.702 * x)
-    return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
+    return _TANH_GELU(x) if mode == "TANH_APPROXIMATION" else _GELU(x)
 
 
 @impl("softplus_parametric")

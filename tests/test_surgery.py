@@ -17,7 +17,7 @@ import pytest
 import anesurgery as ane
 from anesurgery import files, loading, registry
 from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
-from anesurgery.files.interface import Interface, InterfaceChange
+from anesurgery.files.interface import Interface, InterfaceChange, Port, Signature
 from anesurgery.files.protobuf import proto
 from anesurgery.loading import interface, load
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -242,6 +242,16 @@ def test_images_of_every_function_are_known(part: str) -> None:
     feature.type.imageType.height = 4
     described = {part: feature.SerializeToString(), "decode: metadata": b"", "default decode": b""}
     assert Interface({}, described).images == {feature.name}
+
+
+def test_differences_name_the_function_in_the_order_of_the_functions() -> None:
+    """The wrong version has the order of a set of strings, which differs from process to process."""
+    names = [f"function{i}" for i in range(6)]
+    before, after = (
+        Interface({name: Signature((Port("x", "fp16", (size,)),), ()) for name in names}) for size in (1, 2)
+    )
+    expected = "; ".join(f"{name}: input x (1 fp16) became x (2 fp16)" for name in names)
+    assert before.difference(after) == expected
 
 
 def test_the_model_is_made_once_and_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,10 +90,11 @@ class Interface:
             f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
             for name in sorted(only_one_has - set(ignore))
         ]
-        for name in self.functions.keys() & other.functions.keys():
-            a, b = self.functions[name], other.functions[name]
-            words += _port_differences("input", a.inputs, b.inputs, ignore)
-            words += _port_differences("output", a.outputs, b.outputs, ignore)
+        for name, a in self.functions.items():
+            if (b := other.functions.get(name)) is not None:
+                found = _port_differences("input", a.inputs, b.inputs, ignore)
+                found += _port_differences("output", a.outputs, b.outputs, ignore)
+                words += [f"{name}: {w}" for w in found] if len(self.functions) > 1 else found
         if self.description and other.description:
             words += _description_differences(self.description, other.description, ignore)
         if self.specification_version != other.specification_version and VERSION not in ignore:

@@ -160,7 +160,7 @@ def _columns(y: Tensor, transposed: bool) -> Tensor:
     if y.ndim == 1:
         return y.abs().sum()[None]
     sums = torch.linalg.vector_norm(y, 1, -1 if transposed else -2)
-    return sums if sums.ndim == 1 else sums.flatten(0, -2).amax(0)
+    return sums if sums.ndim == 1 or not sums.numel() else sums.flatten(0, -2).amax(0)
 
 
 _CACHE: Any = WeakTensorKeyDictionary()

@@ -99,6 +99,8 @@ class Cost:
 
     def words(self, chooses: bool) -> str:
         """Describe the loss; with KL and top-1 where the outputs choose among classes or tokens."""
+        if not self.sums:
+            return "no output of floats to compare"
         if self.psnr == -math.inf:
             return "an output is not finite any more"
         infinite = any(s.infinite for s in self.sums.values())

@@ -79,7 +79,7 @@ def split(
         target: chips and OS, as "M1/macOS 14"; the report then shows the share of each chunk on the ANE and
             its estimate. For `at` and "estimate", every chip when absent.
         function: the one function to cut. Default: all. `at` and "estimate" need one.
-        shapes: with `at`: the shapes of blobs that custom layers make.
+        shapes: with `at`: the shapes of blobs that custom layers of a neural network make.
         compare: run the model and the chain once on random inputs, if that is quick. The chain's `compared` has
             the result.
 
@@ -137,7 +137,11 @@ class _Options:
 def _cut_model(loaded: Loaded, options: _Options, device: Target | None) -> Chain:
     """Return the chain of a model; without a device, nothing asks for the placement of its ops."""
     if isinstance(loaded, LoadedNetwork) and device is not None:
+        if options.function not in (None, "main"):
+            raise UnknownName("function", str(options.function), ["main"])
         return _with_placement(cut_network(loaded.spec, device, options.shapes, loaded.source), device)
+    if options.shapes:
+        raise SurgeryError("shapes= is for the custom layers of a neural network; an ML Program states them")
     warn_of_names(loaded.notes)
     only_one = options.at is not None or options.balance != "bytes"
     first, *others = _function_names(loaded, options.function, only_one=only_one)

@@ -107,6 +107,7 @@ def test_a_limit_that_one_op_exceeds_is_an_error_that_names_it(package: Path) ->
         ({"parts": 2, "balance": "time"}, "time"),
         ({"max_bytes": "1 MB", "balance": "estimate"}, "for parts=N"),
         ({"parts": 2, "shapes": {"x": (1,)}}, "for at='unsupported'"),
+        ({"at": "unsupported", "shapes": {"x": (1,)}}, "for the custom layers of a neural network"),
     ],
 )
 def test_wrong_options(package: Path, given: dict[str, Any], reason: str) -> None:

@@ -237,10 +237,10 @@ def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
     ]
     first_uses: dict[str, tuple[int, str]] = {}  # state -> (chunk, function)
     for name, number, function in uses:
-        first, other = first_uses.setdefault(name, (number, function))
-        if first != number:
+        first_number, other = first_uses.setdefault(name, (number, function))
+        if first_number != number:
             raise SurgeryError(
-                f"{other} uses the state {name} in chunk {first}, {function} in chunk {number}; "
+                f"{other} uses the state {name} in chunk {first_number}, {function} in chunk {number}; "
                 "cut the functions one by one (function=)"
             )
 

@@ -182,8 +182,9 @@ class LoadReport:
     def rule(self, target: Target) -> Rule:
         """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads.
 
-        A claim on one OS of a target is none of that kind, as the model may load on the others. If the GPU alone fails, a target with the engine may still load. Then the load may fail, as that of a
-        model which needs too much memory, and the finding is of that kind.
+        If the GPU alone fails, a target with the engine may still load, and so may a target without an OS on
+        other releases. Then the load may fail, as that of a model which needs too much memory, and the finding
+        is of that kind.
         """
         families = frozenset(CHIPS[name].family for name in self.chips)
         is_claim = self.is_claim(target)

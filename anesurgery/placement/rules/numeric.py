@@ -203,6 +203,36 @@ def large_square(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
+ACTIVATIONS = names("silu gelu relu")
+"""Activations without an upper bound that gates of feed-forward layers use."""
+
+
+def large_gate(op: Operation, target: Target) -> str:
+    """Report an activation times another value, read by a product, if the two may be too large for it.
+
+    A value without a known bound counts as `products.UNKNOWN`, as its own overflow is not this one.
+    """
+    factors = (op.x, op.y)
+    if not _is_half(op) or op.x is op.y or any(map(is_stored, factors)) or not any(map(_is_activated, factors)):
+        return ""
+    if not any(reader.op_type in PRODUCTS for reader in readers_after(op.outputs[0])):
+        return ""
+    most = [_magnitude_by_weights_or_norms(var) for var in factors]
+    if math.prod(min(size, products.UNKNOWN) for size in most) <= fp16.LARGEST:
+        return ""
+    words = magnitude_words(math.prod(most))
+    return f"%{op.x.name} times %{op.y.name} {words}, and fp16 ends at {fp16.LARGEST:.0f}"
+
+
+def _is_activated(var: Var) -> bool:
+    """Is a value an activation without an upper bound, or x * sigmoid(x)?"""
+    product = producer(var, "mul")
+    if product is None:
+        return producer(var, *ACTIVATIONS) is not None
+    gates = [producer(gate, "sigmoid") for gate in (product.x, product.y)]
+    return any(gate is not None and gate.x in (product.x, product.y) for gate in gates)
+
+
 def _is_logarithm(var: Var) -> bool:
     """Is a value a logarithm, or a logarithm minus the mean or the maximum of logarithms?"""
     if producer(var, "log") is not None:
@@ -687,6 +717,19 @@ RULES: tuple[Rule, ...] = (
         advice=(
             "divide by the largest magnitude first (rms_norm), or scale by calibration (scale_ranges); "
             "auto does so if inputs overflow; `inputs=` shows the values that samples reach"
+        ),
+    ),
+    _numeric(
+        "num-gate",
+        frozenset({"mul"}),
+        "in a gated layer (SwiGLU) two large numbers are multiplied, and fp16 ends at 65504. A Qwen3-TTS code "
+        "predictor of such layers gave NaN in fp16, and was kept in fp32",
+        "soniqo/speech-swift: pull request 166; CrispStrobe/CrispASR: issue 38 (its products in fp16)",
+        test=large_gate,
+        grade=Grade.REPORTED,
+        advice=(
+            "run scale_ranges with `inputs=` of yours, or divide the weights of one factor by a power of two, "
+            "and multiply those that read the product by it"
         ),
     ),
     _numeric(

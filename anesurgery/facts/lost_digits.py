@@ -33,15 +33,7 @@ from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import (
-    exponential,
-    flag,
-    number,
-    readers_after,
-    scaled,
-    value_and_number,
-    weight,
-)
+from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number, weight
 
 HALF = 16
 """Bits of fp16."""
@@ -204,6 +196,8 @@ def _weighted_variance(op: Operation, bits: int) -> Loss | None:
 
 
 CHOICES = names("reduce_argmin reduce_argmax")
+BEFORE_CHOICE = MOVING | {"mul"}
+"""Ops between the distances and the choice."""
 PROPORTIONAL = 0.02
 """How far, relatively, squared lengths of fp16 rows may be from the offsets that were computed in fp32."""
 
@@ -212,6 +206,16 @@ def _choice_in_words(choice: Operation, distances: Operation) -> str:
     """Say that an argmin or argmax of rounded distances may find another row."""
     kind = choice.op_type.removeprefix("reduce_")
     return f"fp16 rounds %{distances.outputs[0].name}: {kind} may take a neighbour of the nearest row"
+
+
+def _least_distance(op: Operation, bits: int) -> Loss | None:
+    """Match the argmin of `|x|^2 + |c|^2 - 2 x c`, or the argmax of its negative."""
+    ops, maker = [op], producer(op.x)
+    while maker is not None and maker.op_type in BEFORE_CHOICE and len(floats_of(maker)) == 1:
+        ops.append(maker)
+        maker = producer(floats_of(maker)[0])
+    loss = _distances(maker, bits) if maker is not None and maker.op_type in ("add", "sub") else None
+    return None if loss is None else Loss((*ops, *loss.ops), loss.widest, _choice_in_words(op, loss.widest))
 
 
 def _nearest_row(op: Operation, bits: int) -> Loss | None:
@@ -264,9 +268,8 @@ def _distances(op: Operation, bits: int) -> Loss | None:
         return None
     if not any(_reads_source(products[0], x) for x in squared):
         return None
-    choice = next((r for r in readers_after(op.outputs[0], MOVING | {"mul"}) if r.op_type in CHOICES), None)
     why = f"%{op.outputs[0].name} is the small difference of large squares and products"
-    return Loss(tuple(dict.fromkeys(ops)), op, why if choice is None else _choice_in_words(choice, op))
+    return Loss(tuple(dict.fromkeys(ops)), op, why)
 
 
 def _reads_source(product: Operation, source: Var) -> bool:
@@ -699,7 +702,7 @@ RULES: dict[str, tuple[Callable[[Operation, int], Loss | None], ...]] = {
     "cumsum": (_running_count,),
     "cast": (_integer_from_count,),
     "sqrt": (_root_of_probabilities,),
-    **dict.fromkeys(CHOICES, (_nearest_row,)),
+    **dict.fromkeys(CHOICES, (_least_distance, _nearest_row)),
     **dict.fromkeys(POLES, (_near_pole,)),
 }
 """Op type -> the rules for forms that end with it, in the order in which they are tried.

@@ -395,8 +395,9 @@ def cancelled(op: Operation, target: Target) -> str:
 
     The argmin itself has findings of its own, about its integers.
     """
-    choices = [reader for reader in consumers(op.outputs[0]) if reader.op_type in lost_digits.CHOICES]
-    regions = map(overflow_regions.wide_region, (op, *choices))
+    readers = readers_after(op.outputs[0], lost_digits.BEFORE_CHOICE)
+    choices = [reader for reader in readers if reader.op_type in lost_digits.CHOICES]
+    regions = map(overflow_regions.wide_region, (*choices, op))
     return next((region.why for region in regions if region is not None and region.cancels), "")
 
 

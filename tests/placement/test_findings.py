@@ -282,7 +282,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-mask-causal": (
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
-        "masks scores with -inf",
+        "masks scores with -inf: may give NaN",
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -1e4)), *HEADS),
     ),
     "num-mask": (

@@ -680,9 +680,13 @@ GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
 INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
 MASKS = (
     "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
-    "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
+    "if the sum is fused with the product. A decoder with a causal mask of -inf gave NaN for every input; one "
+    "Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
 )
-MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
+MASK_SOURCE = (
+    "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM; "
+    "soniqo/speech-swift: issue 342, pull request 345"
+)
 
 
 def _hazard_rule(

@@ -23,6 +23,8 @@ from anesurgery.semantics.reading import (
     is_tensor,
     kind_of,
     number,
+    operands,
+    producer,
     shape_in_words,
     shape_of,
     weight,
@@ -145,6 +147,21 @@ def remedy_for_lookup(op: Operation, target: Target) -> str | None:
     of 512 rows costs what the lookup does, one of 4096 rows 1.1 to 6 times as much.
     """
     return "embedding_matmul" if shape_of(op.x)[0] <= fp16.LAST_INTEGER else None
+
+
+GUARDS_OF_PLACES = names("select add cast greater_equal")
+"""Ops with which coremltools lets listed places count from the end."""
+
+
+def remedy_for_scatter(op: Operation, target: Target) -> str:
+    """Return the pass for a scatter_nd: at places that a mask lists, whose number varies, it is a selection."""
+    pending = [op.indices]
+    for var in pending:
+        if producer(var, "non_zero") is not None:
+            return "mask_to_select"
+        maker = producer(var, *GUARDS_OF_PLACES)
+        pending += [] if maker is None else [v for _, v in operands(maker) if v not in pending]
+    return "replace_scatter"
 
 
 def runtime_indices(op: Operation, target: Target) -> str:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 
 from anesurgery import fp16
 from anesurgery.facts.moves import moves_in_a_row
-from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
+from anesurgery.mil import (
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    consumers,
+    dtype_name,
+    is_output,
+    is_stored,
+    operands,
+    producer,
+)
 from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, MOVES, WEIGHTED, names
 from anesurgery.placement.rules.masks import causal_mask
 from anesurgery.placement.rules.slow import lookup_table, palette_scale
@@ -23,8 +34,6 @@ from anesurgery.semantics.reading import (
     is_tensor,
     kind_of,
     number,
-    operands,
-    producer,
     shape_in_words,
     shape_of,
     weight,

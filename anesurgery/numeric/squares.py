@@ -67,10 +67,8 @@ def cosine(op: Operation) -> Form | None:
 
 
 def _overflow_words(form: Form, bound: MagnitudeBound) -> str:
-    most = magnitude_words(max(map(bound, form.rows)))
-    return (
-        f"%{next(iter(form.rows)).name} {most}, and its square overflows from {math.sqrt(fp16.LARGEST):.0f} on"
-    )
+    most, name = magnitude_words(max(map(bound, form.rows))), next(iter(form.rows)).name
+    return f"the square of %{name} overflows from {math.sqrt(fp16.LARGEST):.0f} on; it {most}"
 
 
 def _rebuild_on_quotients(mb: Maker, form: Form) -> Var:

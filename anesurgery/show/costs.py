@@ -160,7 +160,10 @@ def cut(words: str, style: str = "") -> Text:
 
 
 def costs(inspection: Inspection) -> list[Problem]:
-    """Return all problems, the most important first; those of one set of ops are one problem."""
+    """Return all problems, the most important first; those of one set of ops are one problem.
+
+    Infinities and NaN are a problem of their own: what keeps an op off the engine must not hide them.
+    """
     rows = {row.name: row for row in summary.all_rows(inspection)}
     by_ops: dict[tuple[str, ...], Problem] = {}
     for ops, problem in _problems(inspection, rows):
@@ -198,13 +201,14 @@ def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
 def _merged(one: Problem, other: Problem) -> Problem:
     """Return two problems of the same ops as one; of a wrong and another, the wrong one counts.
 
-    Words about numbers replace those about time that no pass goes with, or the same one.
+    Words about time that no pass goes with give way to those that a pass goes with, and to those about numbers.
     """
     if other.wrong and not one.wrong:
         return other
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
-    same_pass = set(one.remedies) <= set(other.remedies)
-    if (one.kind, other.kind) == ("speed", "numeric") and same_pass:
+    is_numeric = other.kind == "numeric"
+    gives_way = not one.remedies or (is_numeric and set(one.remedies) <= set(other.remedies))
+    if one.kind in ("placement", "speed") and gives_way and (other.remedies or is_numeric):
         return replace(other, remedies=remedies)
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
@@ -280,8 +284,9 @@ def _ops_in_words(rows: Sequence[OpRow], share: _Share) -> str:
 
 
 def _without_name(why: str, rows: Sequence[OpRow]) -> str:
-    """Return a cause without the op's name in front, and with short names."""
+    """Return a cause without the op's name or type in front, and with short names."""
     why = why.removeprefix(f"%{rows[0].name} is ") if len(rows) == 1 else why
+    why = why.removeprefix(f"{rows[0].op_type}: ") if rows else why
     return NAME.sub(lambda name: short_name(name[0], LONGEST), why)
 
 
@@ -335,7 +340,7 @@ def on_a_screen(
 def _first(problems: list[Problem], most: int) -> list[Problem]:
     """Return the first problems; if none is about numbers, the last place goes to the first that is."""
     shown, rest = problems[:most], problems[most:]
-    if most < MOST or any(problem.kind in ("numeric", "conversion") for problem in shown):
+    if most < 2 or any(problem.kind in ("numeric", "conversion") for problem in shown):
         return shown
     numbers = [problem for problem in rest if problem.kind == "numeric" and problem.remedies]
     return [*shown[:-1], *numbers[:1]] if numbers else shown

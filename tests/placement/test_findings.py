@@ -262,7 +262,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-square": (
         lambda: program(lambda x: mb.pow(x=x, y=np.float16(2)), (1, 64)),
-        "%x has no known bound, and its power 2 overflows above 256",
+        "the square of %x overflows above 256; %x has no known bound",
         lambda: program(divided_by_largest, (1, 64)),
     ),
     "num-gate": (
@@ -375,9 +375,9 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
 
 
 FROM_THE_CATALOGUE = {
-    "num-root": "its square overflows from 256 on",
+    "num-root": "overflows from 256 on",
     "num-folded-cast": "is cast from fp16",
-    "num-spectrum": "its square overflows from 256 on",
+    "num-spectrum": "overflows from 256 on",
     "num-cosine": "are multiplied before they are divided by their lengths",
     "num-variance": "nearly equal where %x is far from 0",
     "num-log-softmax": "a share below 6e-08 is 0",

@@ -19,7 +19,18 @@ from anesurgery.commands.sizing import _sizes_command as made
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Grade
 from anesurgery.show import summary
-from anesurgery.show.costs import MOST, SCREEN, Problem, _first, costs, cut, first_clauses, fitted, on_a_screen
+from anesurgery.show.costs import (
+    MOST,
+    SCREEN,
+    Problem,
+    _first,
+    _merged,
+    costs,
+    cut,
+    first_clauses,
+    fitted,
+    on_a_screen,
+)
 from anesurgery.show.report import Report, Table
 
 WIDTH, LINES = 80, 14
@@ -302,3 +313,13 @@ def test_what_is_not_known_of_most_ops_comes_first() -> None:
         why,
         summary.UNDECIDED,
     ]
+
+
+@pytest.mark.parametrize("kind", ["placement", "speed"])
+def test_a_cause_without_a_pass_gives_way_to_one_with_the_pass(kind: str) -> None:
+    """The wrong version: "not faster on the engine", above the command of a pass that repairs numbers."""
+    slow = Problem("conv y", "not faster on the Neural Engine", kind)
+    repaired = Problem("conv y", "reported wrong: kernel 3x2", "numeric", remedies=("replace_faulty_ops",))
+    assert _merged(slow, repaired).why == repaired.why
+    blocked = replace(slow, kind="legality", why="%x is fp32")
+    assert _merged(blocked, repaired).why == blocked.why

@@ -146,7 +146,7 @@ def is_lookup(op: Operation) -> bool:
 def lookup(op: Operation, target: Target) -> str:
     """Report an embedding: rows of a constant table at dynamic indices."""
     table = shape_in_words(shape_of(op.x))
-    return f"a lookup of %{op.indices.name} in a table of {table}" if is_lookup(op) else ""
+    return f"a lookup in a table of {table}, of %{op.indices.name}" if is_lookup(op) else ""
 
 
 def remedy_for_lookup(op: Operation, target: Target) -> str | None:

@@ -200,7 +200,8 @@ def large_square(op: Operation, target: Target) -> str:
     limit, most = fp16.LARGEST ** (1 / exponent), _magnitude_by_weights_or_norms(op.x)
     if most <= limit or (limit > 2 * LARGEST_LOGARITHM and _is_logarithm(op.x)):  # or a difference of two
         return ""
-    return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
+    power = f"the square of %{op.x.name}" if exponent == 2 else f"%{op.x.name} to the power {exponent:g}"
+    return f"{power} overflows above {limit:.0f}; %{op.x.name} {magnitude_words(most)}"
 
 
 ACTIVATIONS = names("silu gelu relu")

@@ -562,11 +562,11 @@ RULES = (
     _lint(
         "lost-scale",
         PRODUCTS | names("conv_transpose"),
-        "palettize_weights with enable_per_channel_scale divides each weight by its scales first. Then it "
-        "skips those whose channels the group size does not divide, and leaves them divided",
+        "with enable_per_channel_scale, palettize_weights leaves weights divided by their scales if the group "
+        "size does not divide their channels",
         "apple/coremltools: pull request 2777; reproduced with coremltools 9.0",
         test=lambda op, target: divided_weight(op),
-        advice="compress the original again, with a group size that divides the channels",
+        advice="compress the original again, with a group size that divides them",
     ),
     _lint(
         "lost-diagonal",

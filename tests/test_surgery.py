@@ -17,7 +17,8 @@ import pytest
 import anesurgery as ane
 from anesurgery import files, loading, registry
 from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
-from anesurgery.files.interface import InterfaceChange
+from anesurgery.files.interface import Interface, InterfaceChange, Port, Signature
+from anesurgery.files.protobuf import proto
 from anesurgery.loading import interface, load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.network_editing.layer_pass import LayerPass
@@ -226,6 +227,31 @@ def test_the_interface_is_that_of_the_saved_package(tmp_path: Path) -> None:
     words = "output y (2x3 fp32) became y (1x3 fp32); the description of output y changed"
     assert before.difference(compared) == words
     assert not before.difference(compared, ignore=("y",))
+
+
+def test_a_change_of_a_feature_whose_name_has_spaces_can_be_declared() -> None:
+    spec = make_network({"my x": (1, 3, 2, 2)}, [make_layer("unary", ["my x"], ["y"], type="ABS")], ["y"])
+    assert ane.apply(spec, MakeOptional("my x"), quiet=True).contract
+    with pytest.raises(InterfaceError, match="the description of input my x changed"):
+        ane.apply(spec, MakeOptional("x"), quiet=True)
+
+
+@pytest.mark.parametrize("part", ["input x", "decode: input x", "decode: output my x"])
+def test_images_of_every_function_are_known(part: str) -> None:
+    feature = proto.Model_pb2.FeatureDescription(name=part.partition("put ")[2])
+    feature.type.imageType.height = 4
+    described = {part: feature.SerializeToString(), "decode: metadata": b"", "default decode": b""}
+    assert Interface({}, described).images == {feature.name}
+
+
+def test_differences_name_the_function_in_the_order_of_the_functions() -> None:
+    """The wrong version has the order of a set of strings, which differs from process to process."""
+    names = [f"function{i}" for i in range(6)]
+    before, after = (
+        Interface({name: Signature((Port("x", "fp16", (size,)),), ()) for name in names}) for size in (1, 2)
+    )
+    expected = "; ".join(f"{name}: input x (1 fp16) became x (2 fp16)" for name in names)
+    assert before.difference(after) == expected
 
 
 def test_the_model_is_made_once_and_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ class Cost:
 
     @property
     def _choosing(self) -> list[_Sums]:
+        """The sums of the outputs in `chosen`; of all if that is empty."""
         return [s for name, s in self.sums.items() if not self.chosen or name in self.chosen]
 
     @property
@@ -99,6 +100,8 @@ class Cost:
 
     def words(self, chooses: bool) -> str:
         """Describe the loss; with KL and top-1 where the outputs choose among classes or tokens."""
+        if not self.sums:
+            return "no output of floats to compare"
         if self.psnr == -math.inf:
             return "an output is not finite any more"
         infinite = any(s.infinite for s in self.sums.values())
@@ -132,7 +135,7 @@ def _add_rows(sums: _Sums, reference: Tensor, changed: Tensor) -> None:
             sums.kl += float(kl(x, y))
             sums.agree += int((x.argmax(-1) == y.argmax(-1)).sum())
             sums.rows += len(x)
-        if not has_rows:
+        if not has_rows:  # else all are finite
             x, y = x[mask], y[mask]
         sums.peak = max(sums.peak, float(x.abs().max()) if x.numel() else 0.0)
         sums.noise += float((x - y).square_().sum()) if not sums.broken else 0.0

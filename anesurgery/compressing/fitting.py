@@ -38,9 +38,9 @@ class FormFitter:
         rows: [groups, rows, columns].
         hessians: [groups, columns, columns], of the squared error of the products.
         channels: [groups, rows]: the output channel of each row.
-        axis: of the weight along which the channels lie.
-        rank: of the weight.
-        dtype: of its numbers.
+        axis: the axis of the weight along which the channels lie.
+        rank: the rank of the weight.
+        dtype: the dtype of its numbers.
         factors: of the Hessians, if they were computed before; only forms with zeros need them.
     """
 

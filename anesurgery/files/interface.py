@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -73,8 +74,8 @@ class Interface:
     @property
     def images(self) -> frozenset[str]:
         """The names of the inputs and outputs that are images."""
-        kinds = {k: data for k, data in self.description.items() if k.split(" ")[0] in ("input", "output")}
-        features = [proto.Model_pb2.FeatureDescription.FromString(data) for data in kinds.values()]
+        ports = [data for part, data in self.description.items() if _read_part(part)[1] in ("input", "output")]
+        features = map(proto.Model_pb2.FeatureDescription.FromString, ports)
         return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
     def difference(self, other: Interface, ignore: Collection[str] = ()) -> str:
@@ -89,10 +90,11 @@ class Interface:
             f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
             for name in sorted(only_one_has - set(ignore))
         ]
-        for name in self.functions.keys() & other.functions.keys():
-            a, b = self.functions[name], other.functions[name]
-            words += _port_differences("input", a.inputs, b.inputs, ignore)
-            words += _port_differences("output", a.outputs, b.outputs, ignore)
+        for name, a in self.functions.items():
+            if (b := other.functions.get(name)) is not None:
+                found = _port_differences("input", a.inputs, b.inputs, ignore)
+                found += _port_differences("output", a.outputs, b.outputs, ignore)
+                words += [f"{name}: {w}" for w in found] if len(self.functions) > 1 else found
         if self.description and other.description:
             words += _description_differences(self.description, other.description, ignore)
         if self.specification_version != other.specification_version and VERSION not in ignore:
@@ -103,8 +105,8 @@ class Interface:
 def _description_differences(
     a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]
 ) -> list[str]:
-    """Return the differences of two descriptions in words; the last word of a part is its feature's name."""
-    ignored = {part for part in (*a, *b) if {part.split()[-1], part.split(": ")[0]} & set(ignore)}
+    """Return the differences of two descriptions in words."""
+    ignored = {part for part in (*a, *b) if set(_read_part(part)[::2]) & set(ignore)}
     old, new = ([part for part in description if part not in ignored] for description in (a, b))
     words = [f"the description of {part} is gone" for part in old if part not in b]
     words += [f"the description of {part} is new" for part in new if part not in a]
@@ -371,6 +373,13 @@ def description_parts(description: Any, where: str = "") -> dict[str, bytes]:
             rest.ClearField("defaultFunctionName")
     pieces[f"{where}metadata"] = rest.SerializeToString(deterministic=True)
     return pieces
+
+
+def _read_part(part: str) -> tuple[str, str, str]:
+    """Return the function, kind and feature that a part of `description_parts` names; "" for what it lacks."""
+    match = re.fullmatch(r"(?:(.*?): )?(input|output|state|metadata|default) ?(.*)", part, re.DOTALL)
+    assert match is not None
+    return match[1] or "", match[2], match[3]
 
 
 def _update_features(features: Any, wanted: list[tuple[str, Var]]) -> None:

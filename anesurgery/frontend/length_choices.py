@@ -56,8 +56,8 @@ def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | No
 def advice_for_limit(limit: float) -> str:
     """Return what is wrong with a choice for longer texts, and what to do."""
     return (
-        f"the model keeps those for more than {limit:g} tokens, so shorter texts get wrong results; use at "
-        f"most {limit:g} positions, which keeps those for shorter texts, or give both sets the same values "
+        f"the model has those for more than {limit:g} tokens, so shorter texts get wrong results; use at "
+        f"most {limit:g} positions to get those for shorter texts, or give both sets the same values "
         "(short_factor and long_factor of a longrope)"
     )
 

@@ -40,6 +40,7 @@ from anesurgery.neuralnetwork.spec import DAMAGED, NETWORKS, is_legacy, network_
 
 with quiet_host():
     from coremltools.converters.mil.mil import mil_list
+    from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
 
 load_families()
 
@@ -188,10 +189,6 @@ def _classification(ctx: Context, network: Any, names: list[str]) -> dict[str, V
     return {name: var for name, var in zip(names, decision, strict=True) if name}
 
 
-with quiet_host():
-    from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
-
-
 def identifier(name: str) -> str:
     """Return a name as MIL takes it: letters, digits and underscores, no digit first, no reserved word."""
     return str(NameSanitizer().sanitize_name(name))
@@ -209,7 +206,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
         self.constants: set[Var] = set()
-        """Those that have their name."""
+        """The constants that are named."""
 
     def fresh(self, wish: str) -> str:
         """Return the wish, or the wish with a number appended."""
@@ -234,6 +231,7 @@ def rename(function: Function, labels: Mapping[Var, str], fixed: Mapping[Var, st
 def _rename(
     block: Block, labels: Mapping[Var, str], fixed: Mapping[Var, str], names: _Names, last: str
 ) -> None:
+    """Name the ops of a block after the next blob; those behind the last one after `last`, the blob before."""
     pending: list[Operation] = []
     for op in block.operations:
         if op.op_type == "const":
@@ -328,6 +326,8 @@ def _check_classifier(network: Any, description: Any) -> None:
         raise LoadError("the classifier has no class labels; export it again with labels")
     if not description.predictedFeatureName:
         raise LoadError("the classifier does not say which output is the label; set predictedFeatureName")
+    if description.predictedFeatureName == description.predictedProbabilitiesName:
+        raise LoadError(f"{description.predictedFeatureName!r} is the label and the probabilities; {DAMAGED}")
     outputs = [f.name for f in description.output]
     for field in ("predictedFeatureName", "predictedProbabilitiesName"):
         name = getattr(description, field)

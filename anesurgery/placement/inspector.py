@@ -12,7 +12,7 @@ import difflib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.interpret.features import eight_bit_images
 from anesurgery.loading import load_graph
-from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
+from anesurgery.mil import Function, Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule, rules_outside_tables
 from anesurgery.placement.flexible import fix_command
@@ -160,7 +160,13 @@ def _label_and_place(loaded: Loaded) -> tuple[str, str]:
 
 @caching()
 def inspect_program(
-    loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
+    loaded: Loaded,
+    target: Target,
+    *,
+    inputs: Any = None,
+    function: str | None = None,
+    advice: bool = True,
+    each_shape: bool = True,
 ) -> Inspection:
     """Return the inspection of one function of an ML Program.
 
@@ -169,8 +175,9 @@ def inspect_program(
         target: chips, OS and compute units.
         inputs: samples on which numeric findings are checked; None for no run.
         function: which function; `main` or the first by default.
-        advice: without it only legality, units and times at the default shape are computed: `RULES` and the
-        user's rules are not asked.
+        advice: without it only legality, units and times are computed: `RULES` and the user's rules are not
+        asked.
+        each_shape: are the units at each enumerated shape counted, too? Each costs as much as all the rest.
     """
     chosen, rules = function_of(loaded.program, function), _rules_to_ask(loaded) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
@@ -190,10 +197,10 @@ def inspect_program(
         shaped.judged, units, numbers, timed.each, _run_on_samples(loaded, inputs, target, function)
     )
     (label, place), (of_format, format_notes) = _label_and_place(loaded), _of_format(loaded, target)
-    unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
-    changes = lost_in_conversion.save_changes(loaded.program) if advice else ()
-    findings = tuple(dict.fromkeys((*of_format, *unmoved, *doubts, *about_load, *about_shapes, *changes)))
-    at_shapes = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts) if advice else ()
+    lost = _lost(loaded, chosen) if advice else ()
+    findings = tuple(dict.fromkeys((*of_format, *lost, *doubts, *about_load, *about_shapes)))
+    listed = shaped.flexible if each_shape else None
+    at_shapes = units_at_each_shape(loaded, function, listed, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent, shaped), *(f"estimated {one}" for one in at_shapes))
     notes += (*format_notes, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
@@ -212,6 +219,13 @@ def inspect_program(
         chain=longest_chain(shaped.judged),
         fixing=fix_command(shaped.flexible, place),
     )
+
+
+def _lost(loaded: Loaded, function: Function) -> Iterator[Finding]:
+    """Yield findings on what the conversion changed, and on what saving the model would change."""
+    if loaded.absent is None:
+        yield from lost_in_conversion.of_function(function)
+    yield from lost_in_conversion.save_changes(loaded.program)
 
 
 def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tuple[str, ...]]:

@@ -660,10 +660,13 @@ def _casts_at_ends(function: Function) -> set[str]:
 def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> list[Inspection]:
     """Return the inspection of each function of a program; without advice only verdicts and units.
 
-    Of a loaded model with flexible inputs, the specification gives the shapes at which it is judged.
+    Of a loaded model with flexible inputs, the specification gives the default shape, at which it is judged.
     """
     loaded = Loaded.of(model)
-    return [inspect_program(loaded, target, function=name, advice=advice) for name in loaded.program.functions]
+    return [
+        inspect_program(loaded, target, function=name, advice=advice, each_shape=False)
+        for name in loaded.program.functions
+    ]
 
 
 def _count_change(old: int, new: int) -> str:

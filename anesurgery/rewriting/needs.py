@@ -108,7 +108,7 @@ def _largest_in_run(var: Var, limit: float, session: Session, program: Program, 
     record, entry = session.reached.get(key, {}), (var.name, isinstance(limit, UpperLimit))
     if math.isnan(record.get(entry, math.nan)):  # an edit may have repaired a NaN of an earlier run
         record = session.reached[key] = _run_and_record(session, program, name)
-    return record.get(entry, 0.0)
+    return record.setdefault(entry, 0.0)
 
 
 def _program_key(session: Session, name: str, function: Function) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class Trial:
 
     @property
     def score_with_findings(self) -> Score:
-        """The score with the number of findings in it."""
+        """The score with the number of findings in it; without it if the model was given away."""
         return self.score if self.model is None else replace(self.score, findings=len(self.findings))
 
     def give_model_away(self) -> None:
@@ -160,7 +160,7 @@ class Trials:
     reached: dict[tuple[Pass, ...], Trial | Idle] = field(default_factory=dict)
     """Steps -> the trial after them, so that the same steps are run once."""
     spare: dict[Trial, Subject] = field(default_factory=dict)
-    """Trial -> a copy of its model that a step did not change, for the next step."""
+    """Trial -> a copy of its model that a step did not change, for the next step; one entry at most."""
 
     def limit(self, steps: float, ops: float) -> None:
         """Set the two budgets: see `left` and `ops`."""
@@ -195,7 +195,7 @@ class Trials:
         return trial if isinstance(trial, Trial) else None
 
     def after_all(self, start: Trial, steps: Sequence[Pass]) -> Trial | Idle:
-        """Return the trial after some steps, without those that change nothing; `Idle` if one fails."""
+        """Return the trial after the steps that change something and fit the budget; `Idle` if one fails."""
         end = start
         for step in steps:
             new = self.after(end, step)

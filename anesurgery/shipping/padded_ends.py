@@ -289,7 +289,7 @@ def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
     after = window - stride_along(op, axis) - window_pads(op)[2 * at] - before  # of the last window
     if after > 0 and not end.is_zero:
         places = counted(after, "place")
-        reason = f"{op.op_type} reads across the padded axis: {places} beyond its end, where zeros are needed"
+        reason = f"{op.op_type} reads {places} beyond the end of the padded axis, where it needs zeros"
         return Refusal(reason, op)
     return None
 

@@ -79,7 +79,7 @@ def split(
         target: chips and OS, as "M1/macOS 14"; the report then shows the share of each chunk on the ANE and
             its estimate. For `at` and "estimate", every chip when absent.
         function: the one function to cut. Default: all. `at` and "estimate" need one.
-        shapes: with `at`: the shapes of blobs that custom layers make.
+        shapes: with `at`: the shapes of blobs that custom layers of a neural network make.
         compare: run the model and the chain once on random inputs, if that is quick. The chain's `compared` has
             the result.
 
@@ -137,7 +137,11 @@ class _Options:
 def _cut_model(loaded: Loaded, options: _Options, device: Target | None) -> Chain:
     """Return the chain of a model; without a device, nothing asks for the placement of its ops."""
     if isinstance(loaded, LoadedNetwork) and device is not None:
+        if options.function not in (None, "main"):
+            raise UnknownName("function", str(options.function), ["main"])
         return _with_placement(cut_network(loaded.spec, device, options.shapes, loaded.source), device)
+    if options.shapes:
+        raise SurgeryError("shapes= is for the custom layers of a neural network; an ML Program states them")
     warn_of_names(loaded.notes)
     only_one = options.at is not None or options.balance != "bytes"
     first, *others = _function_names(loaded, options.function, only_one=only_one)
@@ -233,10 +237,10 @@ def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
     ]
     first_uses: dict[str, tuple[int, str]] = {}  # state -> (chunk, function)
     for name, number, function in uses:
-        first, other = first_uses.setdefault(name, (number, function))
-        if first != number:
+        first_number, other = first_uses.setdefault(name, (number, function))
+        if first_number != number:
             raise SurgeryError(
-                f"{other} uses the state {name} in chunk {first}, {function} in chunk {number}; "
+                f"{other} uses the state {name} in chunk {first_number}, {function} in chunk {number}; "
                 "cut the functions one by one (function=)"
             )
 
@@ -280,6 +284,9 @@ def _chunk_spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several
         names_of = {"input": stretch.inputs, "output": stretch.outputs, "state": stretch.inputs}
         for field, names in names_of.items():
             getattr(target, field).extend(f for f in getattr(source, field) if f.name in names)
+        for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+            if getattr(source, field) in stretch.outputs:
+                setattr(target, field, getattr(source, field))
     if several:
         chunk.description.defaultFunctionName = next(iter(pieces))
     chunk.mlProgram.SetInParent()

@@ -297,13 +297,13 @@ def climb(
 HEAD = """# False alarms among numeric findings
 
 A numeric finding of `inspect` is a false alarm if no input triggers it. For each finding on {target},
-a script searches for such an input. We use public models, small models of each family, and models written
-by hand.
+a script searches for an input that triggers it. We use public models, small models of each family, and
+models written by hand.
 
 The search tries two random sets of inputs, multiplied by {scales}. Then it tries inputs that are 0
 except at one place, and follows gradients up to the limits of fp16. Random weights give smaller values than
-trained ones, so fewer findings trigger. A finding about constants, types or lengths holds for every input. If
-a model always returns NaN, its findings count as NaN. `make alarms` writes this page.
+trained ones, so fewer findings trigger. A finding about constants, types or lengths needs no input: it
+always holds. If a model always returns NaN, its findings count as NaN. `make alarms` writes this page.
 
 """
 

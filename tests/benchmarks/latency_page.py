@@ -28,13 +28,13 @@ How we estimate a time:
 * A prediction has a fixed overhead, and so has each switch between units.
 * We multiply times of matrix products and softmax over 1,024 or more positions by {long:.2f}.
 * Each op on the critical path takes at least {floor:.2f} us. Core ML's own estimate for a small op is 0.007 us.
-  On an M4, an op of a decoding step really takes 5.3 us, including its weights. So estimates of many small ops
-  are uncertain.
+  On an M4, an op of a decoding step really takes 5.3 us, including reading its weights. So estimates of many
+  small ops are uncertain.
 * For an op on the CPU, we use Core ML's estimate, or the time to read its weights if that is longer.
 * For an `.mlmodel` of the older format, we use the times of equivalent fp16 ops.
 
 We give no time for several target generations at once, `ALL`, `CPU_AND_GPU`, variable shapes, or loops of
-unknown length. Nor do we for a generation, or a form of weights on it, that nobody measured.
+unknown length. We also give none for a generation, or a form of weights on it, that nobody measured.
 """
 
 
@@ -91,7 +91,7 @@ def _errors(fitted: Fitted) -> str:
         "Each error is a factor: measured over estimated time, or the inverse if that is larger. For each "
         "model, chip or source, we took the fit and the 80% interval from the others. *90 %* is the "
         "90% quantile, and *Spearman* the rank correlation. For models and sources, we skip "
-        "`lm_head`, because only its times give a chip's read bandwidth.\n"
+        "`lm_head` (see Reading weights), because only its times give a chip's read bandwidth.\n"
     )
     head = "left out", "rows", "median", "90 %", "Spearman", "inside the 80%"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
@@ -102,7 +102,7 @@ def _ratios(fitted: Fitted) -> str:
     return (
         "## Ratios\n\nRatios of two times are more accurate than the times, because shared errors cancel. "
         "We looked at pairs of models that the same source measured on the same chip. In "
-        f"{stated} pairs, we predicted the faster model, and were wrong {wrong} times. "
+        f"{stated} pairs, we predicted which model is faster, and were wrong in {wrong}. "
         f"{inside:.0%} of the measured ratios lie in the 80% interval.\n"
     )
 
@@ -131,9 +131,9 @@ def _generations(table: dict[str, Any]) -> str:
 def _rates(table: dict[str, Any]) -> str:
     lines = [(chip, f"{rate:.0f}") for chip, rate in table["bandwidth"].items()]
     words = (
-        "A product of one row of 4,096 numbers with a table of 128,256 rows takes as long as reading the "
-        "table. For other chips, we use the nearest generation of the same class (plain; or Pro, Max and "
-        "Ultra).\n"
+        "A product of one row of 4,096 numbers with a table of 128,256 rows (`lm_head`) takes as long as "
+        "reading the table. For other chips, we use the nearest generation of the same class (plain; or Pro, "
+        "Max and Ultra).\n"
     )
     return "\n".join(["## Reading weights\n", words, _table(("chip", "GB/s"), lines)])
 
@@ -179,7 +179,7 @@ def _rows(fitted: Fitted) -> str:
         cells = f"{row.ms:.3g}", f"{row.ms / math.exp(told.error):.3g}", f"{math.exp(told.error):.2f}"
         lines.append((row.model, row.chip, *cells, f"{math.exp(one.error):.2f}", inside, row.units, row.source))
     words = (
-        "*Ratio* is measured over estimated time. *Left out* is the ratio of a fit without this model (for "
+        "*Ratio* is measured over estimated time. *Left out* is the ratio from a fit without this model (for "
         "`lm_head`, without this chip). If a source does not say which units it allowed, we assume all.\n"
     )
     head = (

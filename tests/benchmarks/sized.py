@@ -111,10 +111,11 @@ We convert small models with random weights for a range of lengths. Then [`sizes
 at the lengths {lengths}.
 
 * *At a size*: how many of the six sizes are bit-identical, in fp16, to a model converted at that size.
-  If they are not, the PSNR.
+  If some are not, the worst PSNR.
 * *Weights*: how much larger the weights of all six sizes are than those of the largest size alone.
+  Minus means smaller, because the package of all sizes stores equal weights once.
 * *Worst between*: the worst PSNR at any length from 1 to {largest}; we pad the input and crop the
-  output. *Between sizes*: how it is padded, or why not.
+  output. *Between sizes*: how we pad the input, or why we cannot.
 
 Each size stores its own copy of tables of less than {least} bytes, if the weights grow by at most
 {share:.0f} %.
@@ -123,9 +124,8 @@ Each size stores its own copy of tables of less than {least} bytes, if the weigh
 |---|---|---|---|---|
 {rows}
 
-Some models match at only a few sizes. With a range, the model computes rotary positions in fp16 at run
-time; at one fixed size, the conversion folds them in fp32. From one fixed size, as below, these models
-match too.
+Some models match at only a few sizes: if converted for a range, they compute rotary positions in fp16 at run
+time. For one fixed size, the conversion folds them in fp32, so these models match too.
 """
 FROM_FIXED = """## From one fixed size
 
@@ -149,9 +149,8 @@ its own positions. If that would make the weights more than 2 % larger, the mode
 """
 FROM_FORMS = """## Forms of common models
 
-We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms. These are a PyTorch
-module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest
-size.
+We wrote these models for this table. [`sizes`](sizes.md) gets each as a PyTorch module, a model with a range,
+a model with a list of shapes (`EnumeratedShapes`), and a model of the largest size.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|

@@ -13,9 +13,10 @@ from both_sides import checked, side_by_side
 import anesurgery as ane
 from anesurgery.checking.edit_sites import Site, limits_of, site_of
 from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, summary
-from anesurgery.interpret import TABLE
+from anesurgery.interpret import TABLE, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting import needs
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
@@ -73,6 +74,23 @@ def test_a_magnitude_that_a_run_shows_is_named_with_what_was_seen() -> None:
     assert change.needs.reached == pytest.approx(float(largest))
     words = f"holds up to 3.5; on drawn inputs %quarter reaches {largest:.4g}"
     assert session.notes == [f"relu_up_to_four: {words}"]
+
+
+def test_a_value_of_a_branch_that_is_not_taken_needs_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        def relus() -> Var:
+            double = mb.mul(x=x, y=np.float32(2))
+            return mb.add(x=mb.relu(x=double), y=mb.relu(x=double))
+
+        never = mb.less(x=mb.reduce_max(x=mb.abs(x=x)), y=np.float32(0))
+        return mb.cond(pred=never, _true_fn=relus, _false_fn=lambda: mb.identity(x=x))
+
+    runs = []
+    monkeypatch.setattr(needs, "run", lambda *given, **more: runs.append(run(*given, **more)))
+    _, session = apply_pass(ReluUpToFour(), program)
+    assert [change.needs.reached for change in session.changes if change.needs] == [0.0, 0.0]
+    assert len(runs) == 1
 
 
 def with_inputs(number: float, prove: str | None) -> ane.Surgery:

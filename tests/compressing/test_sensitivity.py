@@ -266,6 +266,12 @@ def test_probabilities_are_not_taken_for_logits() -> None:
     assert (broken.kl, broken.psnr) == (np.inf, -np.inf)
 
 
+def test_outputs_without_floats_are_not_called_identical() -> None:
+    cost = Cost()
+    cost.add({"token": np.array([1, 2])}, {"token": np.array([5, 6])})
+    assert cost.words(True) == "no output of floats to compare"
+
+
 def test_finite_outputs_of_one_column_are_not_called_infinite() -> None:
     """The wrong version takes outputs without rows, as depth maps have none, for infinite ones."""
     numbers = np.arange(1.0, 5.0)[:, None]

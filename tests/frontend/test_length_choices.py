@@ -133,8 +133,8 @@ def test_the_length_from_which_on_the_choice_is_another(word: str) -> None:
             assert not any("length of the text" in r for r in reasons)
         else:
             assert reasons == [
-                "speeds: its constants depend on the length of the text: the model keeps those for more than "
-                f"{most} tokens, so shorter texts get wrong results; use at most {most} positions, which keeps "
+                "speeds: its constants depend on the length of the text: the model has those for more than "
+                f"{most} tokens, so shorter texts get wrong results; use at most {most} positions to get "
                 "those for shorter texts, or give both sets the same values (short_factor and "
                 "long_factor of a longrope)"
             ]

@@ -43,6 +43,10 @@ def test_what_is_not_finite_poisons_every_sum() -> None:
     assert computing.matmul(x, table(2048)).isnan().all()
 
 
+def test_no_rows_pick_no_rows() -> None:
+    assert computing.matmul(torch.zeros(2, 0, 2048), table(2048)).shape == (2, 0, 3)
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_weights_widened_by_blocks(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "WEIGHTS_AT_ONCE", 16)

@@ -86,6 +86,11 @@ def test_partial_sums_of_a_matmul(transpose: tuple[bool, bool], lead: Any) -> No
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
 
 
+def test_a_product_of_an_empty_batch_is_empty() -> None:
+    found = on_ane(lambda a, b: mb.matmul(x=a, y=b), np.zeros((0, 3, 4)), np.zeros((0, 4, 2)))
+    assert found.shape == (0, 3, 2)
+
+
 def test_partial_sums_of_a_linear_start_from_the_bias() -> None:
     weight, bias = (np.array([[1.0, 1.0], [1.0, 1.0]], np.float16), np.array([30000.0, 0.0], np.float16))
     found = on_ane(lambda a: mb.linear(x=a, weight=weight, bias=bias), [[5000.0, -5000.0]])

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anesurgery.interpret import TABLE, evaluate, run
+from anesurgery.interpret.ops import computing
 from anesurgery.mil import Array, Var, ct, mb
 
 R = np.random.default_rng(0)
@@ -470,6 +471,16 @@ def test_runs_a_whole_program_by_name() -> None:
     assert_close(run(program, {"x": X[0, :2, :3]})["twice"], 2 * X[0, :2, :3])
 
 
+@pytest.mark.parametrize("name", sorted(computing.REDUCTIONS))
+def test_a_reduction_over_no_axes_has_the_shape_of_its_operand(name: str) -> None:
+    @mb.program(input_specs=[mb.TensorSpec(POS.shape)])
+    def program(x: Var) -> Var:
+        return getattr(mb, name)(x=x, axes=np.array([], np.int32), name="y")
+
+    expected = {"reduce_log_sum": np.log(POS), "reduce_sum_square": POS**2}.get(name, POS)
+    np.testing.assert_allclose(run(program, {"x": POS})["y"], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("reverse", [True, False])
 def test_exclusive_running_sums(reverse: bool) -> None:
     @mb.program(input_specs=[mb.TensorSpec((2, 3, 4))])
@@ -479,3 +490,10 @@ def test_exclusive_running_sums(reverse: bool) -> None:
     flipped = X[:, ::-1] if reverse else X
     expected = np.cumsum(flipped, 1)[:, ::-1] if reverse else np.cumsum(flipped, 1)
     assert_close(run(program, {"x": X})["y"], expected - X)
+
+
+def test_a_gelu_by_tanh_has_the_same_bits_anywhere() -> None:
+    """The wrong version: 1 + tanh cancels for numbers below -7, so that even fp64 differs by the position."""
+    x = torch.linspace(-8, 4, 1003)
+    one_by_one = torch.cat([computing.gelu(part, "TANH_APPROXIMATION") for part in torch.split(x, 1)])
+    assert torch.equal(computing.gelu(x, "TANH_APPROXIMATION"), one_by_one)

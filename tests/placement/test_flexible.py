@@ -19,6 +19,9 @@ from anesurgery.loading import load
 from anesurgery.mil import Function, Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement import flexible
 from anesurgery.placement.flexible import flexible_shapes, function_at
+from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.score import placed
+from anesurgery.placement.target import Target
 from anesurgery.show.costs import costs
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
@@ -300,3 +303,12 @@ def test_a_copy_at_fixed_shapes_is_what_reading_again_gives() -> None:
                 assert (a.name, a.shape, a.dtype) == (b.name, b.shape, b.dtype)
                 assert (a.val is None) == (b.val is None)
                 assert a.val is None or np.array_equal(a.val, b.val)
+
+
+def test_a_trial_counts_the_default_shape_alone(converted: tuple[str, Any]) -> None:
+    """The wrong version: each trial of a search judges a model again at all of its shapes."""
+    kind, model = converted
+    loaded, target = load(model), Target.parse("M1/macOS 14")
+    (trial,) = placed(loaded, target, advice=True)
+    assert trial.at_shapes == ()
+    assert len(inspect_program(loaded, target).at_shapes) == (2 if kind == "list" else 0)

@@ -275,7 +275,7 @@ WRONG: dict[str, tuple[Built, str]] = {
     "0 divided by 0": (no_number, "matmul reads across"),
     "whole rows": (whole_rows, "hides whole rows"),
     "a mean of all": (unmasked_mean, "reduce_mean reads across"),
-    "a window": (border, "conv reads across"),
+    "a window": (border, "conv reads 1 place beyond the end"),
 }
 
 
@@ -349,7 +349,7 @@ def test_windows_that_end_at_their_place_need_no_mask(tmp_path: Path) -> None:
 
 def test_windows_read_zeros_behind_a_mask_that_is_added(tmp_path: Path) -> None:
     model = bare(windows_of())
-    assert "conv reads across the padded axis: 2 places" in ane.sizes(model, STEPS).padding.why_not
+    assert "conv reads 2 places beyond the end" in ane.sizes(model, STEPS).padding.why_not
     sized = ane.sizes(model, STEPS, mask="mask")
     assert not sized.padding.why_not
     folder = sized.save(tmp_path / "sized")

@@ -211,7 +211,7 @@ def counted_too(x: Var) -> Any:
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "windows that are cut at the beginning": (lambda x: chomped(x, 4, 4), "conv"),
     "windows that are cut in part": (lambda x: chomped(x, 4, 2), "conv"),
-    "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond its end"),
+    "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond the end"),
     "a row is taken": (last_state, "gather"),
     "places from the end": (from_the_end, "is another at 1 than at 8"),
     "a number of the length as an output": (counted_too, "computed from the length"),
@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "a softmax": (lambda x: mb.softmax(x=mb.relu(x=x), axis=1, name="y"), "softmax reads across"),
     "a norm": (lambda x: mb.layer_norm(x=x, axes=[1, 2], name="y"), "layer_norm"),
     "attention": (attention, "no mask hides"),
-    "a window": (lambda x: windows(mb.exp(x=x)), "conv reads across"),
+    "a window": (lambda x: windows(mb.exp(x=x)), "conv reads 1 place beyond the end"),
     "flattened": (flat, "reshape"),
     "regrouped": (regrouped, "reshape"),
 }
@@ -319,7 +319,7 @@ def odd_places(x: Var) -> Var:
 
 
 UNEVEN: dict[str, tuple[Callable[[Var], Any], str]] = {
-    "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 place beyond its end"),
+    "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 place beyond the end"),
     "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "changes the length"),
     "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "changes the length"),
     "axes of two lengths": (crossing, "changes the length"),

@@ -129,7 +129,7 @@ def convolutional() -> nn.Module:
 
 SMALL: dict[str, tuple[Any, int, str]] = {
     "an LSTM tagger": (Tagger, 1, ""),
-    "a fully convolutional network": (convolutional, 2, "conv reads across the padded axis"),
+    "a fully convolutional network": (convolutional, 2, "conv reads 1 place beyond the end"),
 }
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
@@ -127,6 +127,12 @@ def test_the_whole_is_proved_against_its_chunks(tmp_path: Path) -> None:
     found = ane.compare(path, ane.split(path, at="unsupported"), prove=True)
     assert found.proof is not None
     assert found.proof.proved
+
+
+def test_a_network_has_no_function_of_another_name(tmp_path: Path) -> None:
+    path = saved(gathering(True), tmp_path)
+    with pytest.raises(UnknownName, match="nonexistent"):
+        ane.split(path, at="unsupported", function="nonexistent")
 
 
 def test_what_passes_is_described_with_its_shape(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_a_limit_that_one_op_exceeds_is_an_error_that_names_it(package: Path) ->
         ({"parts": 2, "balance": "time"}, "time"),
         ({"max_bytes": "1 MB", "balance": "estimate"}, "for parts=N"),
         ({"parts": 2, "shapes": {"x": (1,)}}, "for at='unsupported'"),
+        ({"at": "unsupported", "shapes": {"x": (1,)}}, "for the custom layers of a neural network"),
     ],
 )
 def test_wrong_options(package: Path, given: dict[str, Any], reason: str) -> None:
@@ -333,6 +334,18 @@ def test_a_program_of_a_classifier_can_be_saved(tmp_path: Path) -> None:
     before, after = (ane.load(path).spec.description for path in (given, saved))
     assert after.output == before.output
     assert after.predictedFeatureName == before.predictedFeatureName
+
+
+@pytest.mark.parametrize("functions", [1, 2])
+def test_the_last_chunk_of_a_classifier_says_which_output_is_the_label(functions: int, tmp_path: Path) -> None:
+    whole = classifier(tmp_path)
+    if functions > 1:
+        whole = ane.merge({"a": whole, "b": whole}, tmp_path / "both.mlpackage")
+    first, last = (c.spec.description for c in ane.split(whole, 2, compare=False).chunks)
+    for before, after in zip(first.functions or [first], last.functions or [last], strict=True):
+        assert (before.predictedFeatureName, before.predictedProbabilitiesName) == ("", "")
+        assert after.predictedFeatureName == "classLabel"
+        assert after.predictedProbabilitiesName == "classLabel_probs"
 
 
 def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:

@@ -264,6 +264,11 @@ BAD: dict[str, Bad] = {
     "probabilities of nobody": classifier(
         lambda s: setattr(network(s), "labelProbabilityLayerName", "p"), "'p', which no layer makes", "name one"
     ),
+    "one output for both": classifier(
+        lambda s: setattr(s.description, "predictedProbabilitiesName", "label"),
+        "'label' is the label and the probabilities",
+        AGAIN,
+    ),
     "a label that is no output": classifier(
         lambda s: setattr(s.description, "predictedFeatureName", "labell"),
         "predictedFeatureName names no output",

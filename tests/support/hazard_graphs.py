@@ -371,7 +371,7 @@ def in_quadrants(a: Var, b: Var) -> Var:
 
 
 def quadrants(x: Var) -> Var:
-    """0 / 0 is NaN; if y is 0 and x negative, torch.atan2, once converted, gives 0 instead of pi."""
+    """0 / 0 is NaN; if y is 0 and x is negative, a converted torch.atan2 gives 0 instead of pi."""
     return in_quadrants(*mb.split(x=x, num_splits=2, axis=1))
 
 
@@ -553,7 +553,7 @@ def shares_by_hand(x: Var) -> Var:
 
 
 def difference_of_roots(x: Var) -> Var:
-    """Two roots of large numbers have most digits in common."""
+    """The roots of two large numbers agree in most digits."""
     size = mb.abs(x=x)
     return mb.sub(x=mb.sqrt(x=mb.add(x=size, y=HALF(1))), y=mb.sqrt(x=size), name="y")
 
@@ -667,7 +667,7 @@ def map_row(start: int) -> Build:
 
 
 def window_sum(x: Var) -> Var:
-    """Two values of a large running sum have most digits in common."""
+    """Two values of a large running sum agree in most digits."""
     total = mb.cumsum(x=x, axis=1)
     size = x.shape[1]
     ahead = mb.slice_by_index(x=total, begin=[0, 16], end=[1, size])
@@ -879,7 +879,7 @@ HAZARDS: tuple[Hazard, ...] = (
         late_scale,
         random(1, 8, 64, scale=30),
         "num-scale-after",
-        measured="with one op type at a time in fp16, queries times keys lost the most accuracy (PSNR 35 dB)"
+        measured="with one op type at a time in fp16, the query-key product lost the most accuracy (PSNR 35 dB)"
         " (M1 Max: smpanaro/more-ane-transformers)",
     ),
     row("covariance", covariance, random(1, 8, 512, scale=100), "num-scale-after"),
@@ -985,8 +985,9 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=quantized_product(True),
         repair="clip_product",
         arithmetic="ane:M5",
-        because="the engine dequantizes the factor with the scale of the output",
-        measured=f"1, 2, 4 or 8, depending on the output's scale; 1 is right (M5 Pro, macOS 27.0: {KAS})",
+        because="the engine dequantizes the quantized factor of a product with the scale of the product",
+        measured="the result is 1, 2, 4 or 8, depending on the product's scale; 1 is correct "
+        f"(M5 Pro, macOS 27.0: {KAS})",
     ),
     row(
         "subnormal epsilon",
@@ -1039,7 +1040,7 @@ HAZARDS: tuple[Hazard, ...] = (
         twin=root_guard(1e-4),
         repair="hold_guards",
         arithmetic="",
-        because="1e-12 is 0 in fp16, and 0 times infinity is NaN; the repair uses 6e-8 instead",
+        because="1e-12 is 0 in fp16, and 0 times infinity is NaN; the repair raises it to 6e-8 and rescales it",
     ),
     row("third power", cube, random(2, 64, scale=60), "num-square", twin=gelu_written),
     row(

@@ -36,9 +36,10 @@ inputs. [Numbers](numbers.md) shows how.
 * **`flushed`**: fp16 in which subnormal numbers become 0. No chip is known to flush them in every op.
 * **`one by one`**: fp16 in which a running sum is rounded at each step.
 * **ops**: the number of ops, before and after.
+* **751K**: 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 on GitHub.
 
-`make hazards` writes this page. A test checks that `inspect` reports each hazard but no harmless
-variant, and that the repair reaches 60 dB. We have not timed the repairs on a Mac.
+`make hazards` writes this page. A test checks that `inspect` reports each hazard but not its
+harmless variant, and that the repair reaches 60 dB. We have not timed the repairs on a Mac.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|
@@ -91,7 +92,7 @@ def row(hazard: Hazard) -> str:
     cells = (
         hazard.name,
         hazard.because,
-        shown or "none of our arithmetics shows it",
+        shown or "our arithmetics do not show it",
         f"`{hazard.rule}`",
         repair,
         ops,

@@ -282,13 +282,13 @@ PUBLISHED: tuple[Published, ...] = (
     Published("the value 4094, sliced from the end of a row", "4094", lambda: _cut(4094), f"M1: {GUIDE}"),
     Published("the value 4096, sliced from the end of a row", "infinity", lambda: _cut(4096), f"M1: {GUIDE}"),
     Published(
-        "0.0026 * 0.0026 (6.8e-06), two activations",
+        "0.0026 * 0.0026 (6.8e-06), both activations",
         "0",
         lambda: _product(0.0026, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
     ),
     Published(
-        "0.0045 * 0.0045 (2e-05), two activations; results are multiples of 2^-16",
+        "0.0045 * 0.0045 (2e-05), both activations; results are multiples of 2^-16",
         "1.52588e-05",
         lambda: _product(0.0045, "ane:M2"),
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
@@ -324,7 +324,7 @@ PUBLISHED: tuple[Published, ...] = (
     Published("fp32 to fp16", "ties to even", _ties_of_casts, M5),
     *(
         Published(
-            f"a product quantized at scale 1/{16 // wrong}, its factor at scale 1/16 (correct result: 1)",
+            f"a product quantized at scale 1/{16 // wrong}, one factor at scale 1/16 (correct result: 1)",
             str(wrong),
             partial(_product_of_codes, wrong / 16),
             M5,
@@ -347,7 +347,7 @@ PUBLISHED: tuple[Published, ...] = (
         "cosine 0.046",
         _front_end,
         f"M1 Max: {COREMLIT}",
-        "the input, and the number that the engine uses for an infinity: we take 65536",
+        "the input, and the number that the engine puts in place of infinity: we use 65536",
     ),
     Published(
         "a product of two factors, at scales 1/16 and 1/8",
@@ -455,7 +455,7 @@ PUBLISHED: tuple[Published, ...] = (
         "a model with all 58 ops on the engine",
         "predicts token 509 instead of 941",
         _nothing,
-        f"M1 Max, or M2 Ultra and A17 Pro: {COREMLIT}; {KOKORO}",
+        f"M1 Max, or M2 Ultra and A17 Pro (our notes do not say which): {COREMLIT}; {KOKORO}",
         WHOLE,
     ),
     Published("a language model in W8A8", "cosine 0.108", _nothing, f"M-series: {LLM}", WHOLE),
@@ -482,13 +482,13 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     Published(
         "25 clips through Whisper large-v3 turbo",
-        "5 differ from those of the GPU, which was correct",
+        "5 transcripts differ from those of the GPU, which were correct",
         _nothing,
         "M5 Max, macOS 26.4: saurabhav88/EnviousWispr pull request 2182",
         WHOLE,
     ),
     Published(
-        "native SiLU in an embedder",
+        "native SiLU in an embedding model",
         "lost more accuracy than any other op",
         _nothing,
         f"M1 Max, macOS 27.0: {SIDEKICK}",

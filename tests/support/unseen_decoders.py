@@ -314,8 +314,8 @@ def table(rows: dict[str, str], command: str) -> str:
         f"refused, {wrong} wrong. We compare {STEPS} greedy tokens in fp16 with Transformers in fp32 "
         f"(`{command}`). Two tokens are a tie if their logits differ by less than {TIE:g} of the range of the "
         "logits. We accept a different expert if Transformers also picks it with random errors, as large as "
-        "fp16 rounding, in its weights and layer outputs; "
-        f"we look at the experts of {PROMPT + STEPS} tokens, {PROMPT} of the prompt and {STEPS} "
+        "fp16 rounding, in its weights and layer outputs. "
+        f"We look at the experts of {PROMPT + STEPS} tokens, {PROMPT} of the prompt and {STEPS} "
         "generated. The error is the largest error of a logit, divided by the range.",
         "",
         "| configuration | chunks | text | error |",

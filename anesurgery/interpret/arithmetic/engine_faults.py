@@ -659,7 +659,8 @@ FAULTS: tuple[Fault, ...] = (
         "gather-negative",
         names("gather"),
         what="a gather at index -1 of 288 elements gave different results than on the CPU (correlation 0.03); "
-        "at index 287 it was correct. Elsewhere, a gather at index -1 of three elements gave the first",
+        "at index 287 it was correct. On another Mac, a gather at index -1 of three elements gave the first "
+        "one",
         source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md; rustnn/rustnn: pull request "
         "227",
         seen="M1 Pro, macOS 26.5, through ONNX Runtime; the three elements on an M4, compute units not given",
@@ -672,9 +673,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-scores",
         names("softmax"),
-        what="the attention of EmbeddingGemma (head dimension 256) was wrong at 2^20 or more scores per head, "
-        "with and without a mask: with 1,024 tokens; with 1,023 tokens, or two blocks of 512 queries, it was "
-        "correct. ModernBERT was correct with 2,048 tokens",
+        what="the attention of EmbeddingGemma (head dimension 256) was wrong from 1,024 tokens on (2^20 "
+        "scores per head), with and without a mask. With 1,023 tokens, or with two blocks of 512 queries, it "
+        "was correct. ModernBERT was correct with 2,048 tokens",
         source="xhighhongo41/eeANE: backends/gemma3.py",
         seen="M2, macOS 26",
         chips=("M2",),

@@ -52,7 +52,7 @@ class Sum:
     terms: Callable[[Tensor], Tensor]
     """Places [count, rank] of elements -> their terms in order, [count, terms]."""
     length: int
-    """The number of terms."""
+    """The number of products; a bias is one more term. A single product has no ceiling ("one_term")."""
 
 
 def overflowed(total: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def _columns(y: Tensor, transposed: bool) -> Tensor:
     if y.ndim == 1:
         return y.abs().sum()[None]
     sums = torch.linalg.vector_norm(y, 1, -1 if transposed else -2)
-    return sums if sums.ndim == 1 else sums.flatten(0, -2).amax(0)
+    return sums if sums.ndim == 1 or not sums.numel() else sums.flatten(0, -2).amax(0)
 
 
 _CACHE: Any = WeakTensorKeyDictionary()
@@ -341,8 +341,8 @@ def _nearest_away(value: Tensor) -> Tensor:
 def wrong_scale(op: Operation) -> float:
     """Return the factor by which a quantized product is wrong: the scale of the result over that of its factor.
 
-    1 where no factor is dequantized or both are, where another op reads the product, and where a scale or a
-    zero point is not one number.
+    1 where no factor is dequantized or both are, where another op reads the product, and where a scale is not
+    one number.
     """
     factors = [f for f in (producer(op.x, "dequantize"), producer(op.y, "dequantize")) if f is not None]
     readers = consumers(op.outputs[0])

@@ -116,6 +116,8 @@ UNARY: dict[str, Callable[..., Tensor]] = {
 
 
 _GELU, _ELU = _steady(F.gelu), _steady(F.elu)
+_TANH_GELU = _steady(lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)))
+"""With (1 + tanh(u)) / 2 as sigmoid(2u), since the sum cancels: even in fp64 its bits depend on the place."""
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -175,7 +177,7 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Return the Gaussian error linear unit, exact or in one of its two approximations."""
     if mode == "SIGMOID_APPROXIMATION":
         return x * UNARY["sigmoid"](1.702 * x)
-    return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
+    return _TANH_GELU(x) if mode == "TANH_APPROXIMATION" else _GELU(x)
 
 
 @impl("softplus_parametric")
@@ -226,7 +228,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
     if x.dtype == torch.int32 and y.dtype == torch.int32:
         return _integer_product(x, y)
-    if x.shape[-1] >= LONG_SUM and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
+    if x.numel() and x.shape[-1] >= LONG_SUM and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
         return rows
     floats = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     return torch.matmul(x.to(floats), y.to(floats))
@@ -307,11 +309,12 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 
 
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
-    """Return a function with the parameters of a reduction op; without axes it reduces all."""
+    """Return a function with the parameters of a reduction op; it reduces all axes by default, none of []."""
 
     def reduce(x: Tensor, axes: Any = None, keep_dims: bool = False) -> Tensor:
         chosen = list(range(x.ndim)) if axes is None else ints(axes)
-        return function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
+        # torch takes [] for all axes
+        return function(x, chosen, bool(keep_dims)) if x.ndim and chosen else function(x[None], [0], False)
 
     return reduce
 

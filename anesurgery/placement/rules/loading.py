@@ -525,8 +525,8 @@ REPORTS = (
     LoadReport(
         "refused-passed-input",
         'a model that returned one of its inputs unchanged did not compile for the CPU (BNNS: "as both an '
-        'input and output", "Couldn\'t find tensor output with name"), or ran but detected nothing; with an op '
-        "between input and output, it worked. One such model loaded in spite of this error",
+        'input and output", "Couldn\'t find tensor output with name"), or ran but gave no detections; with an '
+        "op between input and output, it worked. One such model loaded in spite of this error",
         source="FluidInference/FluidAudio: issues 265, 294, 726, pull requests 266, 295, 728",
         seen="M2 Pro, macOS 26.2, and unnamed iPhones with iOS 18 and 26",
         units=ALL,
@@ -623,7 +623,7 @@ REPORTS = (
     LoadReport(
         "refused-long-sound",
         "the engine's compiler failed after 159 s on a vocoder (Sidon, a DAC decoder). The whole model then "
-        "fell back to the CPU, which was 12 times slower than asking for CPU_ONLY. On another Mac, the "
+        "fell back to the CPU, which was 12 times slower than with CPU_ONLY. On another Mac, the "
         "compiler took many minutes and 1 GB of memory",
         source="soniqo/speech-swift: issue 464, pull request 466",
         seen="M5 Pro, macOS 26.5, any compute units with the engine; many minutes on an unnamed Mac",
@@ -676,8 +676,8 @@ REPORTS = (
     LoadReport(
         "refused-state-shift",
         "the engine's compiler refused decoders that drop the oldest row of a state and join a new one to the "
-        "rest (Qwen3, ANECCompile -14, and a speech decoder of 1024 rows); the GPU ran the second one. Each "
-        "layer had its own states, so the join alone was not tried",
+        "rest (Qwen3, ANECCompile -14, and a speech decoder of 1024 rows); the GPU ran the second one. The "
+        "join alone was not tested: each layer also had its own states",
         source="john-rocky/CoreML-LLM; FluidInference/mobius: pull request 87",
         seen="M5 Pro; other M-series Macs; OS not given",
         units=ENGINE,

@@ -481,7 +481,7 @@ RULES = (
     _lint(
         "lost-remainder",
         names("sub"),
-        "x % 1 was converted without its floor: coremltools 9 drops a division by 1, and x - x is left",
+        "x % 1 was converted without its floor: coremltools 9 drops a division by 1, so only x - x remains",
         "FluidInference/mobius: pull request 58; reproduced with coremltools 9.0",
         test=lambda op, target: lost_remainder(op),
         remedy=RESTORE,
@@ -500,7 +500,7 @@ RULES = (
     _lint(
         "lost-branch",
         names("add sub mul select atan"),
-        "torch.atan2 was converted without the branch y = 0: the DC and Nyquist bins get the phase 0 instead "
+        "torch.atan2 was converted without the case y = 0: the DC and Nyquist bins get the phase 0 instead "
         "of pi",
         "FluidInference/mobius: pull request 50",
         test=lambda op, target: lost_half_axis(op),
@@ -531,8 +531,8 @@ RULES = (
     _lint(
         "lost-sign",
         names("mod"),
-        "a remainder has the sign of the dividend on a device, and the sign of the divisor in torch, "
-        "and where coremltools folds the op into a constant",
+        "on a device, a remainder has the sign of the dividend; in torch, and where coremltools folds the op "
+        "into a constant, it has the sign of the divisor",
         "apple/coremltools: pull request 2778 (torch.roll by a negative shift along a dynamic axis); "
         "kasper0406/stablehlo-coreml: pull request 70",
         test=lambda op, target: kept_sign(op),
@@ -585,7 +585,7 @@ RULES = (
         "apple/coremltools: issue 2772",
         test=lambda op, target: overhanging_mean(op),
         remedy=RESTORE,
-        advice="exclude the padding from the average, if the pool has no padding of its own",
+        advice="if the pool has no padding, exclude from the average what lies past the end",
     ),
     _lint(
         "lost-mask",

@@ -158,8 +158,8 @@ def _keep_meanings(function: Function, version: int) -> Refusal | None:
 
 def _newer_forms(op: Operation, version: int) -> list[int]:
     """Return the newer opsets, up to that of a version, that have another form of an op."""
-    own = int(op.opset_version.value)
-    return [since for since in changes(op.op_type) if own < since <= version]
+    later = [since for since in changes(op.op_type) if since <= version]  # only core ops tell their opset
+    return [since for since in later if since > int(op.opset_version.value)]
 
 
 @lru_cache(maxsize=1024)

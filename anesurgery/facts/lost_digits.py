@@ -33,7 +33,7 @@ from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import exponential, number, scaled, value_and_number
+from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number, weight
 
 HALF = 16
 """Bits of fp16."""
@@ -193,6 +193,54 @@ def _weighted_variance(op: Operation, bits: int) -> Loss | None:
         return None
     why = f"%{op.x.name} and %{op.y.name} are nearly equal where what is weighed is far from 0"
     return Loss((op, square, first, mean, *dict.fromkeys((*inner[0], *inner[1]))), op, why)
+
+
+CHOICES = names("reduce_argmin reduce_argmax")
+BEFORE_CHOICE = MOVING | {"mul"}
+"""Ops between the distances and the choice."""
+PROPORTIONAL = 0.02
+"""How far, relatively, squared lengths of fp16 rows may be from the offsets that were computed in fp32."""
+
+
+def _choice_in_words(choice: Operation, distances: Operation) -> str:
+    """Say that an argmin or argmax of rounded distances may find another row."""
+    kind = choice.op_type.removeprefix("reduce_")
+    return f"fp16 rounds %{distances.outputs[0].name}: {kind} may take a neighbour of the nearest row"
+
+
+def _least_distance(op: Operation, bits: int) -> Loss | None:
+    """Match the argmin of `|x|^2 + |c|^2 - 2 x c`, or the argmax of its negative."""
+    ops, maker = [op], producer(op.x)
+    while maker is not None and maker.op_type in BEFORE_CHOICE and len(floats_of(maker)) == 1:
+        ops.append(maker)
+        maker = producer(floats_of(maker)[0])
+    loss = _distances(maker, bits) if maker is not None and maker.op_type in ("add", "sub") else None
+    return None if loss is None else Loss((*ops, *loss.ops), loss.widest, _choice_in_words(op, loss.widest))
+
+
+def _nearest_row(op: Operation, bits: int) -> Loss | None:
+    """Match the argmin of `|c|^2 - 2 x c` over the rows c of a table: the same row is nearest without |x|^2."""
+    total = producer(op.x, "linear", "add", "sub")
+    if total is None:
+        return None
+    ops, product, offsets = [op, total], producer(op.x, "linear"), total.inputs.get("bias")
+    if product is None:
+        offsets, value = (total.x, total.y) if is_stored(total.x) else (total.y, total.x)
+        times = None if value.op is None else scaled(value.op)
+        product = producer(value if times is None else times.value, "linear", "matmul")
+        ops += [maker for maker in (value.op, product) if maker is not None]
+    table, numbers = None if product is None else constant(weight(product)), constant(offsets)
+    if product is None or table is None or numbers is None or np.ndim(table) != 2:
+        return None
+    by_rows = product.op_type == "linear" or flag(product, "transpose_y")
+    lengths = np.square(table, dtype=np.float64).sum(axis=1 if by_rows else 0)
+    numbers = np.asarray(numbers, np.float64).reshape(-1)
+    if len(numbers) != len(lengths) or len(lengths) < 2 or not np.all(lengths > 0):
+        return None
+    ratios = numbers / lengths
+    if not np.all(np.abs(ratios / ratios[0] - 1) < PROPORTIONAL):
+        return None
+    return Loss(tuple(dict.fromkeys(ops)), total, _choice_in_words(op, total))
 
 
 DISTANCES = MOVING | names("add sub mul real_div reduce_sum reduce_sum_square square pow matmul linear")
@@ -654,6 +702,7 @@ RULES: dict[str, tuple[Callable[[Operation, int], Loss | None], ...]] = {
     "cumsum": (_running_count,),
     "cast": (_integer_from_count,),
     "sqrt": (_root_of_probabilities,),
+    **dict.fromkeys(CHOICES, (_least_distance, _nearest_row)),
     **dict.fromkeys(POLES, (_near_pole,)),
 }
 """Op type -> the rules for forms that end with it, in the order in which they are tried.

@@ -279,3 +279,44 @@ def test_a_causal_mask_of_the_wrong_length_is_named(queries: int, keys: int, nam
     )
     found = [f.message for f in ane.inspect(program).all_findings if f.rule == "lost-mask"]
     assert found == ([f"the last of {queries} queries sees {queries} of {keys} keys"] if named else [])
+
+
+def skipped(rows: int) -> Program:
+    """What coremltools makes of a layer, if its rows are palettized with scales in groups of 16."""
+    weight = floats(rows, 64, scale=0.03)
+    program = still(lambda x: mb.linear(x=mb.relu(x=x), weight=weight.astype(HALF)), (1, 64))
+    config = ct.optimize.coreml.OpPalettizerConfig(
+        mode="uniform", nbits=4, granularity="per_grouped_channel", group_size=16, enable_per_channel_scale=True
+    )
+    model = ct.convert(program, minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    chosen = ct.optimize.coreml.OptimizationConfig(global_config=config)
+    palettized: Program = ct.optimize.coreml.palettize_weights(model, chosen)._mil_program
+    return palettized
+
+
+ANGLES = np.arange(64)[:, None] * np.arange(64) * np.pi / 32
+WEIGHTS: dict[str, tuple[Callable[[], Program], bool]] = {
+    "skipped": (lambda: skipped(120), True),
+    "palettized": (lambda: skipped(128), False),
+    "a convolution": (lambda: still(lambda x: mb.conv(x=x, weight=peaked(48, 32, 3)), (1, 32, 9)), True),
+    "a product": (lambda: still(lambda x: mb.matmul(x=x, y=peaked(48, 32).T.copy()), (2, 32)), True),
+    "any": (lambda: still(lambda x: mb.linear(x=x, weight=floats(48, 32).astype(HALF)), (2, 32)), False),
+    "rows": (lambda: still(lambda x: mb.linear(x=x, weight=peaked(32, 48).T.copy()), (2, 32)), False),
+    "sines": (lambda: still(lambda x: mb.linear(x=x, weight=np.sin(ANGLES).astype(HALF)), (2, 64)), False),
+    "cosines": (lambda: still(lambda x: mb.linear(x=x, weight=np.cos(ANGLES).astype(HALF)), (2, 64)), False),
+    "places": (lambda: still(lambda x: mb.linear(x=x, weight=np.eye(64, dtype=HALF)), (2, 64)), False),
+}
+
+
+def peaked(*shape: int) -> Any:
+    """Return weights that are divided by the largest magnitude along their first axis."""
+    weight = floats(*shape)
+    return (weight / np.abs(weight).max(axis=0, keepdims=True)).astype(HALF)
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_a_weight_that_is_still_divided_by_its_scales_is_named_first(case: str) -> None:
+    build, is_divided = WEIGHTS[case]
+    found = ane.inspect(build(), target="M2")
+    assert ("lost-scale" in [f.rule for f in found.all_findings]) == is_divided
+    assert (costs(found)[0].rule == "lost-scale") == is_divided

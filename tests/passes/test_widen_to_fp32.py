@@ -13,9 +13,10 @@ import anesurgery as ane
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.precision import Double
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.widen_to_fp32 import WidenToFp32
+from anesurgery.show.costs import costs
 from anesurgery.testing import apply_pass
 
 HALF = np.float16
@@ -276,3 +277,58 @@ test_cases, test_surroundings = table(
         for kernels in [(BELL * HALF(2),), (-BELL,), (BELL, np.flip(BELL, -1) * HALF(0.5))]
     ),
 )
+
+
+CODES = np.random.default_rng(0).integers(3, 7, (256, 32)).astype(np.float16)
+"""Rows whose squared lengths fp16 holds; others are rounded when a model is converted, for good."""
+LENGTHS = np.square(CODES, dtype=np.float64).sum(1)
+
+
+def times_codes(x: Var) -> Var:
+    return mb.matmul(x=x, y=CODES.T.copy())
+
+
+def by_squares(x: Var) -> Var:
+    total = mb.add(x=mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True), y=LENGTHS.astype(np.float16))
+    return mb.reduce_argmin(x=mb.sub(x=total, y=mb.mul(x=times_codes(x), y=np.float16(2))), axis=-1)
+
+
+def by_lengths(x: Var) -> Var:
+    product = mb.mul(x=times_codes(x), y=np.float16(2))
+    return mb.reduce_argmin(x=mb.sub(x=LENGTHS.astype(np.float16), y=product), axis=-1)
+
+
+def by_bias(x: Var) -> Var:
+    """The negative, halved, as one linear."""
+    bias = (-LENGTHS / 2).astype(np.float16)
+    return mb.reduce_argmax(x=mb.linear(x=x, weight=CODES, bias=bias), axis=-1)
+
+
+def by_scores(x: Var) -> Var:
+    """No distance: the bias has nothing to do with the rows."""
+    bias = np.random.default_rng(1).standard_normal(256).astype(np.float16)
+    return mb.reduce_argmax(x=mb.linear(x=x, weight=CODES, bias=bias), axis=-1)
+
+
+@pytest.mark.parametrize("build", [by_squares, by_lengths, by_bias])
+def test_the_nearest_row_is_chosen_in_fp32(build: Callable[[Var], Var]) -> None:
+    spec = mb.TensorSpec((400, 32), dtype=types.fp16)
+    program = mb.program(input_specs=[spec], opset_version=ct.target.iOS17)(lambda x: build(x))
+    x = (np.random.default_rng(2).integers(24, 48, (400, 32)) / 8).astype(np.float16)
+    exact = (LENGTHS - 2 * x.astype(np.float64) @ CODES.T.astype(np.float64)).argmin(1)
+
+    def wrong(one: Program) -> float:
+        return float(np.mean(next(iter(ane.run(one, {"x": x}, precision="fp16").values())) != exact))
+
+    first = costs(ane.inspect(program, "M4"))
+    (said,) = (problem for problem in first if problem.rule == "num-cancel")
+    assert "may take a neighbour of the nearest row" in said.why
+    assert wrong(program) > 0.02
+    widened = ane.apply(program, "widen_to_fp32", quiet=True).program
+    assert wrong(widened) == 0
+
+
+def test_the_best_score_is_not_taken_for_the_nearest_row() -> None:
+    spec = mb.TensorSpec((4, 32), dtype=types.fp16)
+    program = mb.program(input_specs=[spec], opset_version=ct.target.iOS17)(lambda x: by_scores(x))
+    assert "num-cancel" not in {f.rule for f in ane.inspect(program).all_findings}

@@ -13,6 +13,7 @@ from statement import half, of
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.rules.loading import REPORTS, Outcome
+from anesurgery.show.costs import costs
 
 IDS = (
     {row.id for row in REPORTS}
@@ -466,6 +467,28 @@ def test_loads_that_were_reported(name: str) -> None:
     assert (said[rule].kind == "load") == (ends and not other_unit)
     assert bool(found.refused) == (said[rule].kind == "load")
     assert elsewhere or "ane" not in found.counts
+
+
+CHIPS_ALONE: dict[str, tuple[Callable[[], Program], str, str]] = {
+    "scaled tables": (product(scaled_palette(True)), "M4", "on M4, macOS 26.6.2"),
+    "scales after the table": (product(scaled_palette(False)), "M4", "on M4, macOS 26.6.2"),
+    "a norm between reshapes": (written_norm(1024), "M2", "on M1 Max and M2 Pro, macOS 26.5"),
+    "a cache by scatter": (written(True), "M5", "on M5 Pro, macOS 26"),
+    "a long sound": (sound(479_014), "M5", "on M5 Pro, macOS 26.5"),
+    "scaled tables on some chip": (product(scaled_palette(True)), "M1-M4", ""),
+    "scaled tables on another chip": (product(scaled_palette(True)), "M2", ""),
+    "scaled tables on another OS": (product(scaled_palette(True)), M4, ""),
+}
+
+
+@pytest.mark.parametrize("name", CHIPS_ALONE)
+def test_a_chip_without_an_os_is_told_on_which_os_the_load_failed(name: str) -> None:
+    """The wrong version: a guess in the whole report only, though the chip also runs this OS."""
+    build, target, where = CHIPS_ALONE[name]
+    found = ane.inspect(build(), target)
+    assert not found.refused  # it may load on an older OS
+    first = costs(found)[0]
+    assert (where in first.why and first.wrong) if where else first.kind not in ("load", "memory")
 
 
 def test_the_first_line_names_the_abort() -> None:

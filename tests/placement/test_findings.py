@@ -12,6 +12,7 @@ import pytest
 from counting import assert_linear
 from hazard_graphs import HAZARDS
 
+from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule
@@ -264,6 +265,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "the square of %x overflows above 256; %x has no known bound",
         lambda: program(divided_by_largest, (1, 64)),
     ),
+    "num-gate": (
+        lambda: program(lambda x: gated(x, 10), (1, 8, 64)),
+        "times %up may reach",
+        lambda: program(lambda x: gated(x, 0.02), (1, 8, 64)),
+    ),
     "num-scale-after": (
         lambda: program(lambda q, k: attention(q, k, 0.125), *HEADS),
         "multiplied by 0.125 only after the product",
@@ -276,7 +282,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-mask-causal": (
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
-        "masks scores with -inf",
+        "masks scores with -inf: may give NaN",
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -1e4)), *HEADS),
     ),
     "num-mask": (
@@ -406,6 +412,45 @@ def test_speaks_and_keeps_silent(name: str) -> None:
     assert len(found) >= 1
     assert words in found[0]
     assert said(BY_ID[name], silent()) == []
+
+
+def silu(x: Any) -> Any:
+    return mb.silu(x=x)
+
+
+def gated(x: Any, scale: float, *, gate: Callable[[Any], Any] = silu, norm: bool = True) -> Any:
+    """A feed-forward layer whose weights have a spread of `scale`; `gate` makes one of the two factors."""
+    x = mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5)) if norm else x
+    spread = (np.random.default_rng(0).standard_normal((2, 128, 64)) * scale).astype(np.float16)
+    up = mb.linear(x=x, weight=spread[0], name="up")
+    inner = mb.mul(x=gate(mb.linear(x=x, weight=spread[1])), y=up)
+    return mb.linear(x=inner, weight=half(64, 128, value=0.001))
+
+
+GATES: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "gelu": (lambda x: gated(x, 10, gate=lambda g: mb.gelu(x=g)), True),
+    "a sigmoid": (lambda x: gated(x, 10, gate=lambda g: mb.sigmoid(x=g)), False),
+    "a written silu": (lambda x: gated(x, 10, gate=lambda g: mb.mul(x=g, y=mb.sigmoid(x=g))), True),
+    "without a norm": (lambda x: gated(x, 0.02, norm=False), True),
+    "no gate": (lambda x: gated(x, 10, gate=lambda g: g), False),
+    "a square": (lambda x: linear(8, 64)(mb.square(x=mb.relu(x=x))), False),
+    "not read by a product": (lambda x: mb.mul(x=mb.silu(x=x), y=mb.sin(x=x)), False),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_gated_layer_overflows_if_both_factors_are_large(name: str) -> None:
+    build, overflows = GATES[name]
+    assert bool(said(BY_ID["num-gate"], program(build, (1, 8, 64)))) == overflows
+
+
+def test_the_advice_for_a_gated_layer_works() -> None:
+    model = program(lambda x: gated(x, 25), (1, 8, 64))
+    x = {"x": np.random.default_rng(1).standard_normal((1, 8, 64)).astype(np.float16)}
+    scaled = apply(model, "scale_ranges", inputs=x, quiet=True).program
+    before, after = (next(iter(run(p, x, precision="fp16").values())) for p in (model, scaled))
+    assert not np.isfinite(before).all()
+    assert np.isfinite(after).all()
 
 
 SMALL: dict[str, Callable[[Any], Any]] = {

@@ -175,3 +175,21 @@ def test_constants_of_layers_name_a_pass_that_changes_them(tmp_path: Path) -> No
     assert "legacy_add_multiply" in named
     for name in named:
         assert ane.apply(network, name, prove=None, quiet=True).changes, name
+
+
+@pytest.mark.parametrize(("by_mask", "remedy"), [(True, "mask_to_select"), (False, "replace_scatter")])
+def test_the_pass_for_a_scatter_works(by_mask: bool, remedy: str) -> None:
+    """The wrong version: replace_scatter for places whose number varies, which it refuses."""
+    spec = mb.TensorSpec((4, 6), dtype=types.fp16)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        listed = mb.non_zero(x=mb.greater(x=x, y=np.float16(0)))
+        places = listed if by_mask else np.array([[0, 1], [2, 3]], np.int32)
+        updates = mb.mul(x=mb.gather_nd(x=x, indices=places), y=np.float16(2))
+        return mb.scatter_nd(data=x, indices=places, updates=updates, mode="update", name="y")
+
+    (found,) = (f for f in inspect(program, "M4").all_findings if f.rule == "op-scatter_nd")
+    assert found.remedy == remedy
+    repaired = ane.apply(program, remedy, quiet=True).program
+    assert "scatter_nd" not in {op.op_type for op in repaired.functions["main"].operations}

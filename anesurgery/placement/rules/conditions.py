@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 
 from anesurgery import fp16
 from anesurgery.facts.moves import moves_in_a_row
-from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
+from anesurgery.mil import (
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    consumers,
+    dtype_name,
+    is_output,
+    is_stored,
+    operands,
+    producer,
+)
 from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, MOVES, WEIGHTED, names
 from anesurgery.placement.rules.masks import causal_mask
 from anesurgery.placement.rules.slow import lookup_table, palette_scale
@@ -145,6 +156,21 @@ def remedy_for_lookup(op: Operation, target: Target) -> str | None:
     of 512 rows costs what the lookup does, one of 4096 rows 1.1 to 6 times as much.
     """
     return "embedding_matmul" if shape_of(op.x)[0] <= fp16.LAST_INTEGER else None
+
+
+GUARDS_OF_PLACES = names("select add cast greater_equal")
+"""Ops with which coremltools lets listed places count from the end."""
+
+
+def remedy_for_scatter(op: Operation, target: Target) -> str:
+    """Return the pass for a scatter_nd: at places that a mask lists, whose number varies, it is a selection."""
+    pending = [op.indices]
+    for var in pending:
+        if producer(var, "non_zero") is not None:
+            return "mask_to_select"
+        maker = producer(var, *GUARDS_OF_PLACES)
+        pending += [] if maker is None else [v for _, v in operands(maker) if v not in pending]
+    return "replace_scatter"
 
 
 def runtime_indices(op: Operation, target: Target) -> str:

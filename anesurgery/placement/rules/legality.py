@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from anesurgery.mil import Operation, dtype_name, is_stored, producer, static_shape
 from anesurgery.ops import PRODUCTS, names
-from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules import faulty_ops
 from anesurgery.placement.rules.slow import lookup_table, weight_decoders
@@ -295,6 +295,8 @@ class NeverRuns(NamedTuple):
     source: str
     remedy: str | None = None
     """The pass that repairs them."""
+    remedy_for: RemedyFor | None = None
+    """Returns the pass for one op, if that depends on the op."""
 
 
 NEVER = (
@@ -339,6 +341,7 @@ NEVER = (
         "blend with a mask, or update a state",
         GUIDE,
         "replace_scatter",
+        when.remedy_for_scatter,
     ),
     NeverRuns(
         "band_part", "masks are not built on the ANE", "make the mask a constant", STUDY, "causal_mask_tensor"
@@ -412,6 +415,7 @@ def _rule_per_op(row: NeverRuns, test: when.Condition | None = None) -> list[Rul
             grade=Grade.MEASURED if was_measured else Grade.REPORTED,
             scope=ON_M4 if was_measured else Scope(),
             remedy=row.remedy,
+            remedy_for=row.remedy_for,
             advice=row.advice,
         )
         for op in row.ops.split()

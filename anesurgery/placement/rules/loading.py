@@ -170,6 +170,10 @@ class LoadReport:
         on_system = not self.systems or (target.platform, target.os) in self.systems
         return on_chips and on_system and self.makes_claims
 
+    def may_be_claim(self, target: Target) -> bool:
+        """Are all chips of a target without an OS in the report? Then it is a claim on an OS of the target."""
+        return bool(self.chips) and target.os is None and set(target.chips) <= set(self.chips)
+
     @property
     def makes_claims(self) -> bool:
         """Does it name a chip or an OS, or did the parser refuse the model, on whatever chip?"""
@@ -178,18 +182,21 @@ class LoadReport:
     def rule(self, target: Target) -> Rule:
         """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads.
 
-        If the GPU alone fails, a target with the engine may still load. Then the load may fail, as that of a
-        model which needs too much memory, and the finding is of that kind.
+        If the GPU alone fails, a target with the engine may still load, and so may a target without an OS on
+        other releases. Then the load may fail, as that of a model which needs too much memory, and the finding
+        is of that kind.
         """
-        families, is_claim = frozenset(CHIPS[name].family for name in self.chips), self.is_claim(target)
+        families = frozenset(CHIPS[name].family for name in self.chips)
+        is_claim = self.is_claim(target)
+        is_seen = is_claim or self.may_be_claim(target)
         another_unit = self.outcome is Outcome.UNIT_FAILED or (target.uses_ane and "ANE" not in self.units)
         return general(
-            self.id if is_claim else f"{self.id}-elsewhere",
+            self.id if is_seen else f"{self.id}-elsewhere",
             self.what,
             self.source,
             kind="memory" if another_unit or not is_claim else KIND,
-            grade=Grade.REPORTED if is_claim else Grade.GUESS,
-            scope=Scope(families if is_claim else frozenset(), f"seen on {self.seen}"),
+            grade=Grade.REPORTED if is_seen else Grade.GUESS,
+            scope=Scope(families if is_seen else frozenset(), f"seen on {self.seen}"),
             remedy=self.remedy,
             advice=self.advice,
         )
@@ -820,5 +827,9 @@ def of_function(function: Function, target: Target, before_fixing: Function | No
         words = report.form(varying if report.of_varying_sizes else fixed) if is_asked else ""
         if not words:
             continue
-        outcome = report.outcome if is_claim else Outcome.UNIT_FAILED
-        yield report.rule(target).finding(f"reported to {outcome.value}: {words} ({report.seen})")
+        if not is_claim and report.may_be_claim(target):
+            message = f"reported to {report.outcome.value} on {report.seen}: {words}"
+        else:
+            outcome = report.outcome if is_claim else Outcome.UNIT_FAILED
+            message = f"reported to {outcome.value}: {words} ({report.seen})"
+        yield report.rule(target).finding(message)

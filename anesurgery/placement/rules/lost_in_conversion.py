@@ -40,10 +40,10 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
-from anesurgery.ops import UNARY, names
+from anesurgery.ops import PRODUCTS, UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number
+from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, weight
 
 _GUARDED_FROM = 8
 """The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
@@ -402,6 +402,34 @@ def short_causal_mask(op: Operation) -> str:
     return ""
 
 
+FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
+"""How many columns of a weight are looked at; 16 do not all peak at exactly 1 by chance."""
+MOSTLY = 0.9
+"""The share of columns with a single 1, and of weights above 0: rounding to fp16 makes some equal, or 0."""
+
+
+def divided_weight(op: Operation) -> str:
+    """Report a weight in which the largest magnitude of each column is exactly 1.
+
+    Tables of sines and cosines reach 1 several times in many columns, and the weights of filters are mostly 0.
+    """
+    var = weight(op)
+    value = constant(var)
+    if value is None or np.ndim(value) < 2:
+        return ""
+    rows, columns = {"conv_transpose": (1, 0), "matmul": (-1, -2)}.get(op.op_type, (0, 1))
+    if op.op_type == "matmul" and flag(op, "transpose_y"):
+        rows, columns = columns, rows
+    read = np.moveaxis(value, (rows, columns), (0, 1))[:, :MOST_COLUMNS]
+    size = np.abs(read.reshape(len(read), -1))
+    size = size[:, size.any(axis=0)]  # coremltools divides a column of zeros by 1
+    if size.shape[1] < FEWEST_COLUMNS or np.any(size.max(axis=0) != 1):
+        return ""
+    is_single = np.mean(np.sum(size == 1, axis=0) == 1) > MOSTLY
+    is_dense = np.mean(size > 0) > MOSTLY
+    return "the weight is still divided by its scales: each column peaks at 1" if is_single and is_dense else ""
+
+
 def unmoved_outputs(function: Function) -> dict[str, str]:
     """Return {name of an output: why it is the same for every input}; no state is read."""
     reasons: dict[Var, str] = {}
@@ -530,6 +558,15 @@ RULES = (
         "apple/coremltools: issue 2223, pull request 2669",
         test=lambda op, target: infinite_factor(op),
         advice="convert again with -1e4 instead of the lowest value of fp32, or in fp32",
+    ),
+    _lint(
+        "lost-scale",
+        PRODUCTS | names("conv_transpose"),
+        "with enable_per_channel_scale, palettize_weights leaves weights divided by their scales if the group "
+        "size does not divide their channels",
+        "apple/coremltools: pull request 2777; reproduced with coremltools 9.0",
+        test=lambda op, target: divided_weight(op),
+        advice="compress the original again, with a group size that divides them",
     ),
     _lint(
         "lost-diagonal",

@@ -92,7 +92,8 @@ def repair_of_fill(op: Operation, target: Target) -> str | None:
 
 
 def _fill_in_words(fill: Fill) -> str:
-    return f"%{fill.operand.name} masks scores with {fill.number:.4g}"
+    result = ": may give NaN" if fill.number < -fp16.LARGEST else ""
+    return f"%{fill.operand.name} masks scores with {fill.number:.4g}{result}"
 
 
 def _is_causal(op: Operation) -> bool:

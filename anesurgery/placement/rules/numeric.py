@@ -204,6 +204,36 @@ def large_square(op: Operation, target: Target) -> str:
     return f"{power} overflows above {limit:.0f}; %{op.x.name} {magnitude_words(most)}"
 
 
+ACTIVATIONS = names("silu gelu relu")
+"""Activations without an upper bound that gates of feed-forward layers use."""
+
+
+def large_gate(op: Operation, target: Target) -> str:
+    """Report an activation times another value, read by a product, if the two may be too large for it.
+
+    A value without a known bound counts as `products.UNKNOWN`, as its own overflow is not this one.
+    """
+    factors = (op.x, op.y)
+    if not _is_half(op) or op.x is op.y or any(map(is_stored, factors)) or not any(map(_is_activated, factors)):
+        return ""
+    if not any(reader.op_type in PRODUCTS for reader in readers_after(op.outputs[0])):
+        return ""
+    most = [_magnitude_by_weights_or_norms(var) for var in factors]
+    if math.prod(min(size, products.UNKNOWN) for size in most) <= fp16.LARGEST:
+        return ""
+    words = magnitude_words(math.prod(most))
+    return f"%{op.x.name} times %{op.y.name} {words}, and fp16 ends at {fp16.LARGEST:.0f}"
+
+
+def _is_activated(var: Var) -> bool:
+    """Is a value an activation without an upper bound, or x * sigmoid(x)?"""
+    product = producer(var, "mul")
+    if product is None:
+        return producer(var, *ACTIVATIONS) is not None
+    gates = [producer(gate, "sigmoid") for gate in (product.x, product.y)]
+    return any(gate is not None and gate.x in (product.x, product.y) for gate in gates)
+
+
 def _is_logarithm(var: Var) -> bool:
     """Is a value a logarithm, or a logarithm minus the mean or the maximum of logarithms?"""
     if producer(var, "log") is not None:
@@ -362,9 +392,14 @@ def _is_known_form(op: Operation) -> bool:
 
 
 def cancelled(op: Operation, target: Target) -> str:
-    """Report a small difference of large numbers, which fp16 has rounded."""
-    region = overflow_regions.wide_region(op)
-    return region.why if region is not None and region.cancels else ""
+    """Report a small difference of large numbers, which fp16 has rounded, or an argmin over such numbers.
+
+    The argmin itself has findings of its own, about its integers.
+    """
+    readers = readers_after(op.outputs[0], lost_digits.BEFORE_CHOICE)
+    choices = [reader for reader in readers if reader.op_type in lost_digits.CHOICES]
+    regions = map(overflow_regions.wide_region, (*choices, op))
+    return next((region.why for region in regions if region is not None and region.cancels), "")
 
 
 def unbounded_exponential(op: Operation, target: Target) -> str:
@@ -646,9 +681,13 @@ GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
 INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
 MASKS = (
     "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
-    "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
+    "if the sum is fused with the product. A decoder with a causal mask of -inf gave NaN for every input; one "
+    "Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
 )
-MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
+MASK_SOURCE = (
+    "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM; "
+    "soniqo/speech-swift: issue 342, pull request 345"
+)
 
 
 def _hazard_rule(
@@ -688,6 +727,19 @@ RULES: tuple[Rule, ...] = (
         advice=(
             "divide by the largest magnitude first (rms_norm), or scale by calibration (scale_ranges); "
             "auto does so if inputs overflow; `inputs=` shows the values that samples reach"
+        ),
+    ),
+    _numeric(
+        "num-gate",
+        frozenset({"mul"}),
+        "in a gated layer (SwiGLU) two large numbers are multiplied, and fp16 ends at 65504. A Qwen3-TTS code "
+        "predictor of such layers gave NaN in fp16, and was kept in fp32",
+        "soniqo/speech-swift: pull request 166; CrispStrobe/CrispASR: issue 38 (its products in fp16)",
+        test=large_gate,
+        grade=Grade.REPORTED,
+        advice=(
+            "run scale_ranges with `inputs=` of yours, or divide the weights of one factor by a power of two, "
+            "and multiply those that read the product by it"
         ),
     ),
     _numeric(
@@ -961,12 +1013,14 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-cancel",
-        frozenset({"add", "sub", "log", "mod", "floor_div", "sqrt", "acos", "asin", "atanh"}),
-        "fp16 has 11 binary digits; a difference of two near numbers loses the digits that they share",
-        STUDY_OF_ELEMENTWISE,
+        names("add sub linear log mod floor_div sqrt acos asin atanh"),
+        "fp16 has 11 binary digits; a difference of two near numbers loses the digits that they share. A "
+        "residual quantizer that chose rows by such distances gave 34 % other codes in fp16",
+        f"{STUDY_OF_ELEMENTWISE}; FluidInference/mobius: pull request 92",
         test=cancelled,
         remedy="widen_to_fp32",
-        advice="subtract before squaring, or compute these few ops in fp32, on the CPU",
+        advice="subtract before squaring, or compute these few ops in fp32, on the CPU; constants that fp16 "
+        "rounded need another conversion",
     ),
     _numeric(
         "num-exp-range",

@@ -192,6 +192,21 @@ def test_factors_that_fp16_does_not_hold_come_back(tmp_path: Path) -> None:
     check(program, tmp_path)
 
 
+def test_products_come_back_without_axes_in_front(tmp_path: Path) -> None:
+    """Queries, keys and values of one tensor; Apple's compiler drops their first axis behind the products."""
+
+    @mb.program(input_specs=[mb.TensorSpec((3, 1, 2, 5, 4))], opset_version=ct.target.iOS17)
+    def program(x):  # type: ignore[no-untyped-def]
+        q, k, v = (mb.squeeze(x=part, axes=[0]) for part in mb.split(x=x, num_splits=3, axis=0))
+        scores = mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=np.float32(0.5))
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=v)
+
+    check(program, tmp_path)
+    back = ane.load(tmp_path / "after.mlpackage").program
+    products = [op for op in walk_ops(back) if op.op_type == "matmul"]
+    assert [op.outputs[0].rank for op in products] == [4, 4]
+
+
 def test_defaults_that_fp16_does_not_hold_come_back_in_fp32(tmp_path: Path) -> None:
     """NumPy 2 compares a number of fp16 with 1e-6 in fp16, where both are the same."""
 

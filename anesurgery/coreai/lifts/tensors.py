@@ -33,6 +33,7 @@ def _reshape(o: LiftedOp) -> Value:
         return (
             _before_reshape(o)
             or _linear_of_reshaped(o)
+            or _product_without_axes(o)
             or mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
         )
     return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
@@ -51,6 +52,23 @@ def _linear_of_reshaped(o: LiftedOp) -> Value | None:
         return None
     rows = mb.reshape(x=op.x, shape=np.array([*o.shape[:-1], op.x.shape[-1]], np.int32))
     return mb.linear(**op.inputs | {"x": rows})
+
+
+def _product_without_axes(o: LiftedOp) -> Value | None:
+    """Build a product, scaled or not, at the rank of its result.
+
+    Apple's compiler drops axes of size 1 in front of the factors only behind the product.
+    """
+    scaling = made_by(o[0], "mul")
+    scale = None if scaling is None or scaling.y.val is None or np.size(scaling.y.val) > 1 else scaling.y
+    op = made_by(o[0] if scaling is None or scale is None else scaling.x, "matmul")
+    dropped = 0 if op is None else op.outputs[0].rank - len(o.shape)
+    if op is None or dropped <= 0 or list(op.outputs[0].shape) != [1] * dropped + o.shape:
+        return None
+    extra = {name: op.inputs[name].rank - len(o.shape) for name in ("x", "y")}
+    lower = {k: mb.squeeze(x=op.inputs[k], axes=list(range(n))) for k, n in extra.items() if n > 0}
+    product = mb.matmul(**op.inputs | lower)
+    return product if scale is None else mb.mul(x=product, y=scale)
 
 
 @lift("concat")

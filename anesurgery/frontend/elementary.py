@@ -103,7 +103,8 @@ def _variance(x: Var, axes: Any, correction: Any, kept: bool) -> Var:
     if less:
         sizes = mb.gather(x=mb.shape(x=x), indices=over, axis=0)
         count = mb.cast(x=mb.reduce_prod(x=sizes), dtype="fp32")
-        spread = mb.mul(x=spread, y=mb.real_div(x=count, y=mb.sub(x=count, y=np.float32(less))))
+        more = mb.real_div(x=count, y=mb.sub(x=count, y=np.float32(less)))
+        spread = mb.mul(x=spread, y=mb.cast(x=more, dtype=dtype_of(x)))
     return spread
 
 

@@ -66,6 +66,12 @@ def test_each_argument_counts(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["trace", "export"])
+def test_spreads_in_fp16(how: str) -> None:
+    cases = {"std": lambda x: torch.std(x.half(), -1).float(), "var": lambda x: x.half().var().float()}
+    assert_each_agrees(cases, (X, -X / 4), how, rtol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("limits", [{"min": -50}, {"max": 21001}, {"min": -50, "max": 21001}])
 def test_integers_stay_integers_between_limits(limits: dict[str, int], how: str) -> None:
     """The host limits them as floats, in fp16: 21001 becomes 21008."""

@@ -202,7 +202,8 @@ def truncated(context: Any, node: Any) -> None:
 def fmod(context: Any, node: Any) -> None:
     """Convert `torch.fmod(x, y)`: the remainder with the sign of x."""
     x, y = promoted(inputs_of(context, node)[:2])
-    rest = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))
+    divisor = mb.abs(x=y) if y.val is None else np.abs(y.val)  # MIL's abs makes a known fp16 number fp32
+    rest = mb.mod(x=mb.abs(x=x), y=divisor)
     context.add(mb.mul(x=mb.sign(x=x), y=rest, name=node.name))
 
 

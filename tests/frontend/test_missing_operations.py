@@ -166,6 +166,7 @@ CASES: dict[str, dict[str, Torch]] = {
         "prod_kept": lambda x: x.prod(1, keepdim=True),
         "trunc": lambda x: torch.trunc(x * 5),
         "fmod": lambda x: torch.fmod(x * 5, 2),
+        "fmod_in_fp16": lambda x: torch.fmod((4 * x).round().half(), -3).float(),
         "erfc": torch.erfc,
         "cdist": lambda x: torch.cdist(x, x.flip(1)),
         "medians": lambda x: torch.stack([*x.median(1), *x.kthvalue(3, 1)]),

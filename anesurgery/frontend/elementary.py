@@ -350,6 +350,7 @@ def shift(*, left: bool) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         x, k = inputs_of(context, node)[:2]
+        x = x if isinstance(x, Var) else mb.const(val=np.int32(x))
         if np_dtype(x).kind not in "iu":
             raise NotImplementedError(f"{node.name}: {node.kind} of {dtype_of(x)}; shift whole numbers")
         if known_value(k) is None:  # by half of k and then by the rest, as 2^31 is no int32
@@ -563,10 +564,15 @@ CONVERSIONS: dict[str, Convert] = {
         for side in ("left", "right")
         for name in (
             *(f"{side[0]}shift", f"__{side[0]}shift__"),  # by trace and by export
-            *(f"bitwise_{side}_shift", f"bitwise_{side}_shift.tensor_scalar"),
+            *(
+                f"bitwise_{side}_shift",
+                f"bitwise_{side}_shift.tensor_scalar",
+                f"bitwise_{side}_shift.scalar_tensor",
+            ),
         )
     },
     "fake_quantize_per_tensor_affine": fake_quantize(by_channel=False),
+    "fake_quantize_per_tensor_affine.tensor_qparams": fake_quantize(by_channel=False),
     "fake_quantize_per_channel_affine": fake_quantize(by_channel=True),
 }
 FLOATS_ONLY = (

@@ -176,6 +176,7 @@ CASES: dict[str, dict[str, Torch]] = {
         "shifts_by_several": lambda x: (90 * x[..., None]).int() >> torch.arange(3),
         "each_bit": lambda x: (5e8 * x[..., None]).int() >> torch.arange(32) & 1,
         "sign_bit": lambda x: (90 * x).int() << 31,
+        "shifts_of_a_number": lambda x: torch.stack([1 << (x > 0).int(), 9 >> (x > 1).int()]),
         "shifts_by_computed": lambda x: torch.stack(
             [
                 (9 * x).int() << (99 * x.flip(0)).int().clamp(0, 31),
@@ -186,6 +187,9 @@ CASES: dict[str, dict[str, Torch]] = {
         "weighted_counts": lambda x: torch.bincount(x.argsort().flatten(), x.flatten(), minlength=6),
         "error_functions_undone": lambda x: torch.erfinv(torch.cat([x.tanh(), x.abs().clamp(0, 1) - 1], -1)),
         "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
+        "quantized_by_tensors": lambda x: torch.fake_quantize_per_tensor_affine(
+            x, torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), -8, 7
+        ),
         "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(
             x, torch.tensor([0.05, 0.1, 0.07, 0.2]), torch.zeros(4, dtype=torch.int32), 1, -20, 20
         ),

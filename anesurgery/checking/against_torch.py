@@ -471,7 +471,7 @@ class _Values:
 
     def all_near(self, wanted: Array) -> list[_NearestValue]:
         """Return each value with as many elements, in the first order of axes that fits."""
-        orders = ((name, next(_orders(self.arrays[name], wanted), None)) for name in self._by_size[wanted.size])
+        orders = ((name, _first_order(self.arrays[name], wanted)) for name in self._by_size[wanted.size])
         return [_NearestValue(name, order, _psnr(wanted, self.arrays[name], order)) for name, order in orders]
 
     def _bounds(self, wanted: Array) -> Iterator[tuple[float, str]]:
@@ -500,6 +500,12 @@ def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
         for order in itertools.islice(itertools.permutations(range(len(mine))), 1, ORDERS):
             if [mine[k] for k in order] == theirs:
                 yield order
+
+
+def _first_order(value: Array, wanted: Array) -> tuple[int, ...] | None:
+    """Return the first order of axes that gives the shape of another array; None where none has to move."""
+    mine, theirs = ([n for n in array.shape if n > 1] for array in (value, wanted))
+    return None if mine == theirs else next(filter(None, _orders(value, wanted)), None)
 
 
 def _with_layout(value: Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> Array:

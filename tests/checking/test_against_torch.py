@@ -404,6 +404,27 @@ def test_a_value_that_is_quite_wrong_is_found_by_its_scope(stack: Any) -> None:
     assert by_scope.value == right["blocks.0.attn.keys"] != by_number.value
 
 
+class ChannelsFirst(nn.Sequential):
+    """Linear layers as convolutions, as models are written for the engine."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.transpose(1, 2)
+        for layer in self:
+            y = nn.functional.conv1d(y, layer.weight[..., None], layer.bias)
+        return y.transpose(1, 2)
+
+
+def test_an_error_is_carried_on_through_values_with_their_axes_exchanged() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6).requires_grad_(False) for _ in range(3)]
+    spoiled = copy.deepcopy(layers)
+    spoiled[0].weight += torch.randn(6, 6)
+    model = converted(ChannelsFirst(*spoiled), (2, 5, 6), compute_precision=ct.precision.FLOAT32)
+    inputs = {"x": torch.randn(2, 5, 6).numpy()}
+    found = ane.against_torch(nn.Sequential(*layers), model, inputs, precisions=("fp32",))
+    assert [row.state for row in found.rows] == ["parts", "carries", "carries", "parts"]
+
+
 def test_bad_input_is_said(stack: Any) -> None:
     module, model, inputs = stack
     with pytest.raises(SurgeryError, match="it takes a Module"):

@@ -65,6 +65,7 @@ from anesurgery.frontend.elementary import (
     with_all_arguments,
     with_factor,
     with_integer_rounding,
+    with_integers_kept,
     with_named_string,
     with_threshold,
 )
@@ -1457,7 +1458,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "adaptive_avg_pool1d": _with_whole_axis("reduce_mean"),
     "adaptive_max_pool1d": _with_whole_axis("reduce_max"),
-    "round": lambda _: convert_round,
+    "round": lambda _: with_integers_kept(convert_round),
     "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,
     **{

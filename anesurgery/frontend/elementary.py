@@ -532,6 +532,16 @@ def with_float_operand(host: Convert, context: Any, node: Any) -> None:
 
 
 @wrapper
+def with_integers_kept(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a rounding: integers stay as they are, and MIL rounds only floats."""
+    x = inputs_of(context, node)[0]
+    if isinstance(x, Var) and types.is_int(x.dtype):
+        context.add(mb.identity(x=x, name=node.name))
+    else:
+        host(context, node)
+
+
+@wrapper
 def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.broadcast_tensors(...)`, to take scalars."""
     tensors = inputs_of(context, node)[0]
@@ -544,7 +554,7 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
 
 
 CONVERSIONS: dict[str, Convert] = {
-    "trunc": truncated,
+    "trunc": with_integers_kept(truncated),
     "fmod": fmod,
     "erfc": erfc,
     "signbit": signbit,
@@ -590,4 +600,5 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
     **dict.fromkeys(("argsort", "sort"), without_stable),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
+    **dict.fromkeys(("ceil", "floor"), with_integers_kept),
 }

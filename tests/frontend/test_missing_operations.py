@@ -166,6 +166,9 @@ CASES: dict[str, dict[str, Torch]] = {
         "prod_kept": lambda x: x.prod(1, keepdim=True),
         "trunc": lambda x: torch.trunc(x * 5),
         "fmod": lambda x: torch.fmod(x * 5, 2),
+        "rounded_integers": lambda x: torch.stack(
+            [how((9 * x).int()) for how in (torch.round, torch.trunc, torch.floor, torch.ceil)]
+        ),
         "fmod_in_fp16": lambda x: torch.fmod((4 * x).round().half(), -3).float(),
         "erfc": torch.erfc,
         "cdist": lambda x: torch.cdist(x, x.flip(1)),

@@ -96,7 +96,7 @@ class Choice:
 
 def scores_of(op: Operation) -> tuple[Var, ...]:
     """Return the float operands that an op chooses by; () for ops that choose nothing, or among constants."""
-    if op.op_type not in CHOOSING:
+    if op.op_type not in CHOOSING or len(op.outputs) <= CHOICE_OUTPUT.get(op.op_type, 0):  # a topk of values
         return ()
     ranked = op.scores if "scores" in op.inputs else op.x
     scores = (op.x, op.y) if op.op_type in COMPARISONS else (ranked,)

@@ -98,6 +98,12 @@ def test_of_a_topk_the_set_counts_and_not_the_order() -> None:
     assert changed_share(op, places, torch.tensor([[1, 2, 4]])) == pytest.approx(1 / 3)
 
 
+def test_a_topk_without_indices_chooses_nothing() -> None:
+    model = program(lambda a: mb.topk(x=mb.relu(x=a), k=3, axis=1, return_indices=False), (4, 16))
+    found = ane.certify(model, X)
+    assert (found.verdict, found.choices) == ("holds", ())
+
+
 def test_an_output_that_nothing_moves_does_not_hold() -> None:
     still = program(lambda a: (mb.sub(x=a, y=a, name="gone"), mb.relu(x=a, name="y")), (4, 16))
     found = ane.certify(still, X)

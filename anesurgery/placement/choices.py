@@ -115,9 +115,9 @@ def changed_share(op: Operation, exact: torch.Tensor, other: torch.Tensor) -> fl
     if exact.shape != other.shape or not exact.numel():
         return float(exact.shape != other.shape)
     if op.op_type == "topk":
-        exact, other = (torch.sort(v.movedim(_axis(op), -1), -1).values for v in (exact, other))
-        is_kept = (exact[..., :, None] == other[..., None, :]).any(-1)
-        return float((~is_kept).float().mean())
+        exact, other = (torch.sort(v.movedim(_axis(op), -1).long(), -1).values for v in (exact, other))
+        places = torch.searchsorted(other, exact).clamp(max=other.shape[-1] - 1)
+        return float((other.gather(-1, places) != exact).float().mean())
     return float((exact != other).float().mean())
 
 

@@ -134,9 +134,9 @@ def margin(op: Operation, scores: Sequence[torch.Tensor]) -> Margin:
     elif op.op_type == "non_maximum_suppression":
         return none
     else:
-        ordered = torch.sort(
-            scores[0].movedim(_axis(op), -1), -1, descending=op.op_type != "reduce_argmin"
-        ).values
+        ascending = op.inputs.get("ascending")
+        takes_least = op.op_type == "reduce_argmin" or (ascending is not None and bool(ascending.val))
+        ordered = torch.sort(scores[0].movedim(_axis(op), -1), -1, descending=not takes_least).values
         differences = (ordered[..., :-1] - ordered[..., 1:]).abs()
         count = int(op.k.val) if op.op_type == "topk" and op.k.val is not None else 1
         if not 0 < count <= differences.shape[-1]:

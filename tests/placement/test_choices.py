@@ -115,6 +115,15 @@ def test_the_set_of_a_long_topk_is_compared_in_little_memory() -> None:
     assert changed_share(op, places, places + 1) == pytest.approx(1 / 250_000)
 
 
+@pytest.mark.parametrize(("ascending", "margin"), [(True, 10), (False, 40)])
+def test_the_margin_lies_at_the_end_that_a_topk_takes(ascending: bool, margin: float) -> None:
+    scores = {"a": np.array([[0, 10, 10.5, 20, 40, 80]], HALF)}
+    how = {"k": 1, "axis": 1, "ascending": ascending}
+    model = program(lambda a: mb.topk(x=mb.mul(x=a, y=HALF(1)), **how), (1, 6))
+    (choice,) = ane.certify(model, scores).choices
+    assert choice.margin.least == margin
+
+
 def test_an_output_that_nothing_moves_does_not_hold() -> None:
     still = program(lambda a: (mb.sub(x=a, y=a, name="gone"), mb.relu(x=a, name="y")), (4, 16))
     found = ane.certify(still, X)

@@ -111,14 +111,20 @@ def chosen(op: Operation, results: Sequence[Any]) -> torch.Tensor:
 
 
 def changed_share(op: Operation, exact: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the share of choices that differ; for a topk the order of the chosen indices does not count."""
+    """Return the share of choices that differ; for a topk of a part the order of the indices does not count."""
     if exact.shape != other.shape or not exact.numel():
         return float(exact.shape != other.shape)
-    if op.op_type == "topk":
+    if op.op_type == "topk" and not _sorts(op):
         exact, other = (torch.sort(v.movedim(_axis(op), -1).long(), -1).values for v in (exact, other))
         places = torch.searchsorted(other, exact).clamp(max=other.shape[-1] - 1)
         return float((other.gather(-1, places) != exact).float().mean())
     return float((exact != other).float().mean())
+
+
+def _sorts(op: Operation) -> bool:
+    """Is the choice the order of all elements, as of argsort, and of the topk that torch.sort becomes?"""
+    takes_all = op.op_type == "topk" and op.outputs[0].shape == op.x.shape
+    return takes_all or op.op_type == "argsort"
 
 
 def _axis(op: Operation) -> int:
@@ -138,10 +144,11 @@ def margin(op: Operation, scores: Sequence[torch.Tensor]) -> Margin:
         takes_least = op.op_type == "reduce_argmin" or (ascending is not None and bool(ascending.val))
         ordered = torch.sort(scores[0].movedim(_axis(op), -1), -1, descending=not takes_least).values
         differences = (ordered[..., :-1] - ordered[..., 1:]).abs()
-        count = int(op.k.val) if op.op_type == "topk" and op.k.val is not None else 1
+        sorts = _sorts(op)
+        count = int(op.k.val) if op.op_type == "topk" and not sorts and op.k.val is not None else 1
         if not 0 < count <= differences.shape[-1]:
             return none
-        gaps = differences.amin(-1) if op.op_type == "argsort" else differences[..., count - 1]
+        gaps = differences.amin(-1) if sorts else differences[..., count - 1]
     gaps = gaps[torch.isfinite(gaps)]
     return Margin(float(gaps.min()), float(gaps.median())) if gaps.numel() else none
 

@@ -124,6 +124,15 @@ def test_the_margin_lies_at_the_end_that_a_topk_takes(ascending: bool, margin: f
     assert choice.margin.least == margin
 
 
+def test_of_a_topk_of_all_the_order_counts() -> None:
+    model = head(lambda scores: mb.topk(x=scores, k=64, axis=1, name="best"), 0.01)
+    found = ane.certify(model, X)
+    (choice,) = found.choices
+    assert found.verdict == "fails"
+    assert choice.changed["fp16"] > 0
+    assert 0 <= choice.margin.least < choice.error["fp16"]
+
+
 def test_an_output_that_nothing_moves_does_not_hold() -> None:
     still = program(lambda a: (mb.sub(x=a, y=a, name="gone"), mb.relu(x=a, name="y")), (4, 16))
     found = ane.certify(still, X)

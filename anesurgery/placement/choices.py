@@ -96,7 +96,7 @@ class Choice:
 
 def scores_of(op: Operation) -> tuple[Var, ...]:
     """Return the float operands that an op chooses by; () for ops that choose nothing, or among constants."""
-    if op.op_type not in CHOOSING:
+    if op.op_type not in CHOOSING or len(op.outputs) <= CHOICE_OUTPUT.get(op.op_type, 0):  # a topk of values
         return ()
     ranked = op.scores if "scores" in op.inputs else op.x
     scores = (op.x, op.y) if op.op_type in COMPARISONS else (ranked,)
@@ -111,14 +111,20 @@ def chosen(op: Operation, results: Sequence[Any]) -> torch.Tensor:
 
 
 def changed_share(op: Operation, exact: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the share of choices that differ; for a topk the order of the chosen indices does not count."""
+    """Return the share of choices that differ; for a topk of a part the order of the indices does not count."""
     if exact.shape != other.shape or not exact.numel():
         return float(exact.shape != other.shape)
-    if op.op_type == "topk":
-        exact, other = (torch.sort(v.movedim(_axis(op), -1), -1).values for v in (exact, other))
-        is_kept = (exact[..., :, None] == other[..., None, :]).any(-1)
-        return float((~is_kept).float().mean())
+    if op.op_type == "topk" and not _sorts(op):
+        exact, other = (torch.sort(v.movedim(_axis(op), -1).long(), -1).values for v in (exact, other))
+        places = torch.searchsorted(other, exact).clamp(max=other.shape[-1] - 1)
+        return float((other.gather(-1, places) != exact).float().mean())
     return float((exact != other).float().mean())
+
+
+def _sorts(op: Operation) -> bool:
+    """Is the choice the order of all elements, as of argsort, and of the topk that torch.sort becomes?"""
+    takes_all = op.op_type == "topk" and op.outputs[0].shape == op.x.shape
+    return takes_all or op.op_type == "argsort"
 
 
 def _axis(op: Operation) -> int:
@@ -134,14 +140,15 @@ def margin(op: Operation, scores: Sequence[torch.Tensor]) -> Margin:
     elif op.op_type == "non_maximum_suppression":
         return none
     else:
-        ordered = torch.sort(
-            scores[0].movedim(_axis(op), -1), -1, descending=op.op_type != "reduce_argmin"
-        ).values
+        ascending = op.inputs.get("ascending")
+        takes_least = op.op_type == "reduce_argmin" or (ascending is not None and bool(ascending.val))
+        ordered = torch.sort(scores[0].movedim(_axis(op), -1), -1, descending=not takes_least).values
         differences = (ordered[..., :-1] - ordered[..., 1:]).abs()
-        count = int(op.k.val) if op.op_type == "topk" and op.k.val is not None else 1
+        sorts = _sorts(op)
+        count = int(op.k.val) if op.op_type == "topk" and not sorts and op.k.val is not None else 1
         if not 0 < count <= differences.shape[-1]:
             return none
-        gaps = differences.amin(-1) if op.op_type == "argsort" else differences[..., count - 1]
+        gaps = differences.amin(-1) if sorts else differences[..., count - 1]
     gaps = gaps[torch.isfinite(gaps)]
     return Margin(float(gaps.min()), float(gaps.median())) if gaps.numel() else none
 

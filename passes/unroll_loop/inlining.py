@@ -76,7 +76,7 @@ class Inliner:
         if op.op_type == "cond":
             return self.inline_cond(op)
         condition, body = op.blocks
-        values: list[Var | Rows] = list(op.loop_vars)
+        values = [self.output_of_block(v) for v in op.loop_vars]  # no round may run, and return them
         self.find_varying(body, condition)
         for round_ in range(self.most_rounds + 1):
             (go_on,) = self.inline_block(condition, values)
@@ -127,7 +127,7 @@ class Inliner:
             self.made[var] = new
 
     def output_of_block(self, var: Var) -> Var | Rows:
-        """Return what stands for an output of a block now; the next round binds the output anew."""
+        """Return what stands now for an output of a block, or for a start of a loop; a round binds it anew."""
         if constant(var) is not None:
             return var
         if var in self.rows:

@@ -75,6 +75,21 @@ def is_straight(program: Program) -> bool:
     return not (CONTROL | LISTS) & {op.op_type for op in walk_ops(program)}
 
 
+def test_a_nested_loop_may_run_no_round_at_first() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Any:
+        def outer(i: Var, h: Var) -> tuple[Var, Var]:
+            inner = lambda j, g: (one_more(j), mb.tanh(x=g))  # noqa: E731
+            inside = mb.while_loop(_cond=less(i), _body=inner, loop_vars=(np.int32(0), h))[1]
+            return one_more(i), mb.exp(x=inside)
+
+        return mb.while_loop(_cond=less(np.int32(3)), _body=outer, loop_vars=(np.int32(0), x))[1]
+
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    assert_same_numbers(program, after, random_inputs(program))
+
+
 def test_a_dynamic_branch_is_selected() -> None:
     program = branched(None)
     after, session = apply_pass(UnrollLoop(), program)

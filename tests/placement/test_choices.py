@@ -95,7 +95,42 @@ def test_of_a_topk_the_set_counts_and_not_the_order() -> None:
     (op,) = [op for op in walk_ops(model.functions["main"]) if op.op_type == "topk"]
     places = torch.tensor([[1, 2, 3]])
     assert changed_share(op, places, torch.tensor([[3, 1, 2]])) == 0
+    assert changed_share(op, places.to(torch.uint16), torch.tensor([[3, 1, 2]], dtype=torch.uint16)) == 0
     assert changed_share(op, places, torch.tensor([[1, 2, 4]])) == pytest.approx(1 / 3)
+
+
+def test_a_topk_without_indices_chooses_nothing() -> None:
+    model = program(lambda a: mb.topk(x=mb.relu(x=a), k=3, axis=1, return_indices=False), (4, 16))
+    found = ane.certify(model, X)
+    assert (found.verdict, found.choices) == ("holds", ())
+
+
+def test_the_set_of_a_long_topk_is_compared_in_little_memory() -> None:
+    from anesurgery.placement.choices import changed_share
+
+    model = program(lambda a: mb.topk(x=a, k=250_000, axis=1), (1, 250_001))
+    places = torch.arange(250_000)[None]  # each with each would be 58 GiB
+    (op,) = [op for op in model.functions["main"].operations if op.op_type == "topk"]
+    assert changed_share(op, places, places.flip(1)) == 0
+    assert changed_share(op, places, places + 1) == pytest.approx(1 / 250_000)
+
+
+@pytest.mark.parametrize(("ascending", "margin"), [(True, 10), (False, 40)])
+def test_the_margin_lies_at_the_end_that_a_topk_takes(ascending: bool, margin: float) -> None:
+    scores = {"a": np.array([[0, 10, 10.5, 20, 40, 80]], HALF)}
+    how = {"k": 1, "axis": 1, "ascending": ascending}
+    model = program(lambda a: mb.topk(x=mb.mul(x=a, y=HALF(1)), **how), (1, 6))
+    (choice,) = ane.certify(model, scores).choices
+    assert choice.margin.least == margin
+
+
+def test_of_a_topk_of_all_the_order_counts() -> None:
+    model = head(lambda scores: mb.topk(x=scores, k=64, axis=1, name="best"), 0.01)
+    found = ane.certify(model, X)
+    (choice,) = found.choices
+    assert found.verdict == "fails"
+    assert choice.changed["fp16"] > 0
+    assert 0 <= choice.margin.least < choice.error["fp16"]
 
 
 def test_an_output_that_nothing_moves_does_not_hold() -> None:

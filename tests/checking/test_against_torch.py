@@ -409,6 +409,7 @@ class ChannelsFirst(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.transpose(1, 2)
+        layer: Any
         for layer in self:
             y = nn.functional.conv1d(y, layer.weight[..., None], layer.bias)
         return y.transpose(1, 2)

@@ -223,7 +223,7 @@ def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) ->
 def _inferred(blobs: Blobs, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
     """Return the shapes that follow from the layers; (C, H, W) in networks with arrays of rank 5."""
     inferred: dict[str, tuple[int, ...]] = {}
-    for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
+    for name in dict.fromkeys(n for layer in layers for n in [*layer.spec.input, *layer.spec.output]):
         shape = blobs.shape(name)
         if shape is not None and None not in shape:
             sizes = tuple(int(d or 0) for d in shape)

@@ -49,14 +49,15 @@ def in_format(model: Any, name: str) -> Any:
     """
     if name == CORE_ML:
         return model
-    write, folder = registry.writer_of(Path(ASSET)), Path(tempfile.mkdtemp(prefix="anesurgery-coreai-"))
-    assert write is not None
+    place = Path(tempfile.mkdtemp(prefix="anesurgery-coreai-")) / f"model{ASSET}"
     try:
-        made = write(model, folder / f"model{ASSET}")
+        write = registry.writer_of(place)
+        assert write is not None
+        made = write(model, place)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place.parent, ignore_errors=True)
         raise
-    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(made, shutil.rmtree, place.parent, ignore_errors=True)
     return made
 
 

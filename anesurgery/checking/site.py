@@ -172,9 +172,7 @@ def _proof_for_any_weights(request: _Request, earlier: EarlierChecks) -> SiteChe
         if shape not in earlier.shapes:
             earlier.shapes.add(shape)
             return None
-    elif (
-        len(site.new_ops) > LARGEST_SITE
-    ):  # an unrolled loop: hardly a second one is the same but for its weights
+    elif len(site.new_ops) > LARGEST_SITE:  # an unrolled loop: hardly a second one differs only in weights
         return None
     if not stand_ins.numbers:
         return None

@@ -309,9 +309,8 @@ def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
     counted = {k: torch.full(a.image(arguments[k]).shape, n) for k, n in (("data", 0), ("updates", 1))}
     counts = TABLE[op.op_type].function(**{**arguments, **counted, "mode": "add"})
     is_float = np_dtype(op.outputs[0]).kind == "f"  # integers may wrap around
-    if (
-        not is_float or mode != "add" or int(counts.max()) > 1
-    ):  # the order of several sums at one place is not known
+    is_ordered = int(counts.max()) <= 1  # the order of several sums at one place is not known
+    if not is_float or mode != "add" or not is_ordered:
         return a.uninterpreted(op, arguments)
     data = a.image(arguments["data"])
     return field.where(counts > 0, a.rules["add"](a, op, data, written), data)

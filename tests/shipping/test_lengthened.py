@@ -327,6 +327,11 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
         (8,),
         "hides some",
     ),
+    "a hidden first place": (
+        of(lambda x, n: mb.select(cond=np.arange(n)[:, None] > 0, a=x, b=np.float16(0))),
+        (8,),
+        "hides some",
+    ),
     "parts of the length": (
         of(lambda x, n: mb.reshape(x=x, shape=[4, n // 4, WIDTH])),
         (8,),
@@ -470,6 +475,13 @@ def test_a_classifier_is_made_at_other_sizes() -> None:
         for n, model in ((8, sized.models["size_8"]), (12, sized.models["size_12"]))
     ]
     assert labels == ["b", "d"]
+
+
+def test_of_several_functions_the_default_is_made() -> None:
+    program, other = (of(lambda x, n: mb.relu(x=x))(8) for _ in range(2))
+    program.functions["other"] = other.functions["main"]
+    sized = ane.sizes(program, {"x": [(1, 8, WIDTH), (1, 12, WIDTH)]})
+    assert [list(load(model).program.functions) for model in sized.models.values()] == [["main"]] * 2
 
 
 def test_pictures_have_the_size_of_each(tmp_path: Path) -> None:

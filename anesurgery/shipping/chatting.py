@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -174,7 +174,8 @@ class Text:
                 raise SurgeryError(f"{message!r:.80} is no message; write {{'role': 'user', 'content': '...'}}")
         try:
             template = _template_environment().from_string(self.template)
-            return template.render(messages=list(messages), add_generation_prompt=True, **self.special)
+            given = {"tools": None, "documents": None, "add_generation_prompt": True}  # none, as templates ask
+            return template.render(messages=list(messages), **given, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise SurgeryError(f"the chat template failed: {error}; ask with template=False") from error
 
@@ -214,10 +215,10 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
-    def parse(self, parser: Parser) -> list[Node]:
-        """Return the nodes between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        """Return the nodes between the tags; a name that they set is theirs alone."""
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _template_environment() -> ImmutableSandboxedEnvironment:

@@ -145,6 +145,7 @@ def test_templates_run_in_a_sandbox_and_fail_in_words() -> None:
     [
         ("{{ messages[0].content | tojson(ensure_ascii=False) }}", '"ü"'),
         ("{{ messages[0].content | tojson(true) }}", r'"\u00fc"'),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}ü", "ü"),
         ("{% for m in messages %}<{% generation %}{{ m.content }}{% endgeneration %}>{% endfor %}", "<ü>"),
     ],
 )

@@ -444,9 +444,12 @@ def test_a_converted_module(tmp_path: Path) -> None:
     for n in lengths:
         values = {"ids": np.random.default_rng(n).integers(0, 50, (1, n)).astype(np.int32)}
         expected = ane.run(convert(n), values, precision="fp16")
-        got = ane.run(folder, values, precision="fp16")
-        for one, other in zip(got.values(), expected.values(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for form in (values["ids"], torch.from_numpy(values["ids"]), values["ids"].tolist()):
+            got = ane.run(folder, {"ids": form}, precision="fp16")
+            for one, other in zip(got.values(), expected.values(), strict=True):
+                np.testing.assert_array_equal(one, other)
+    with pytest.raises(ane.InterpretError, match="its rows differ in length"):
+        ane.run(folder, {"ids": [[1], [2, 3]]})
 
 
 def test_a_picture_is_not_filled_up() -> None:

@@ -82,6 +82,10 @@ SUPPRESSED = general(
     "8.3.207 on), or suppress boxes in the app (nms=False)",
 )
 
+SUMS = replace(
+    SCORES,
+    advice="set spec.treeEnsembleClassifier.postEvaluationTransform = 1 (a softmax) and save the model again",
+)
 InspectProgram = Callable[[Loaded, Target], Inspection]
 
 
@@ -229,7 +233,7 @@ def _about_trees(classifier: Any) -> Iterator[Finding]:
     trees = classifier.treeEnsemble
     sums = (info.evaluationValue for node in trees.nodes for info in node.evaluationInfo)
     if not classifier.postEvaluationTransform and min(sums, default=0) < 0:
-        yield SCORES.finding("the trees sum negative scores, without a softmax")
+        yield SUMS.finding("the trees sum negative scores, without a softmax")
 
 
 def _inspect_pipeline(pipeline: Any, target: Target, label: str, programs: _ProgramInspector) -> Inspection:

@@ -27,6 +27,7 @@ from anesurgery.placement.findings_in_words import (
 )
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
+from anesurgery.placement.rules.lost_in_conversion import UNUSED
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
 from anesurgery.placement.target import Target
@@ -295,7 +296,13 @@ def _without_name(why: str, rows: Sequence[OpRow]) -> str:
 
 def _is_wrong(finding: Finding) -> bool:
     loads = finding.kind == "load" or finding.rule in FAILING_LOADS
-    return loads or is_lost(finding) or is_reported_wrong_here(finding) or is_always_nan(finding)
+    return (
+        loads
+        or is_lost(finding)
+        or finding.rule == UNUSED.id
+        or is_reported_wrong_here(finding)
+        or is_always_nan(finding)
+    )
 
 
 def _in_python(target: Target) -> Repair:

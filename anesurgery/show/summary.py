@@ -158,7 +158,7 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def full_sentence(inspection: Inspection) -> str:
-    """Return the report in one sentence, after the outputs and inputs that do not belong together."""
+    """Return the report in one sentence, after the outputs that no input changes."""
     return _rated(inspection, inspection.summary)
 
 
@@ -169,7 +169,7 @@ def short_sentence(inspection: Inspection) -> str:
 
 def _rated(inspection: Inspection, sentence: str) -> str:
     """Return a sentence after the outputs that no input changes; of a pipeline, say which models it is of."""
-    unchanged = [f.message for f in inspection.all_findings if f.rule in ("lost-output", "lost-input")]
+    unchanged = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
     models = sections(inspection)
     without_ops = [name for name, part in models if not part.ops]
     if without_ops and len(without_ops) < len(models):

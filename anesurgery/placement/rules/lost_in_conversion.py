@@ -672,8 +672,8 @@ UNUSED = general(
     "the definitions of the ops in the graph; apple/coremltools: issue 2188",
     kind="conversion",
     grade=Grade.MEASURED,
-    advice="write the assignment with torch.where or torch.cat, or remove the input; compare with the module: "
-    "against_torch",
+    advice="convert with frontend.register(), which keeps such assignments, or remove the input; compare with "
+    "the module: against_torch",
 )
 
 

@@ -1,4 +1,4 @@
-"""What a conversion loses: pixels scaled wrongly, training mode, a missing softmax, inputs that nothing reads."""
+"""What a conversion loses: pixels scaled wrongly, training mode, a missing softmax, unused inputs."""
 
 from __future__ import annotations
 

@@ -518,8 +518,9 @@ SCORES = _lint(
     names("classify"),
     "a classifier returns its scores as they are, and Vision shows them as confidences: without a softmax, "
     "the label was right and the confidences were not from 0 to 1",
-    "ultralytics/ultralytics: pull request 17851; apple/coremltools: issue 724 (XGBoost)",
+    "ultralytics/ultralytics: pull request 17851; apple/coremltools: issue 724 (XGBoost), its op classify",
     test=lambda op, target: raw_scores(op),
+    grade=Grade.DOCUMENTED,
     advice="end the module with a softmax (a sigmoid, if several labels may hold), and convert again",
 )
 RULES = (
@@ -675,6 +676,9 @@ UNUSED = general(
     advice="convert with frontend.register(), which keeps such assignments, or remove the input; compare with "
     "the module: against_torch",
 )
+
+MEANT = frozenset({SCORES.id, UNUSED.id})
+"""Rules about what may be meant as it is: a report shows them first, but they are no risk to a certificate."""
 
 
 def of_function(function: Function) -> Iterator[Finding]:

@@ -56,7 +56,7 @@ def as_it_is(x: Any) -> Any:
     return x
 
 
-IMAGES = {
+IMAGES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str, str]] = {
     "a bias in pixels": (as_it_is, {"scale": 0.017, "bias": [-m for m in PIXELS]}, "image-bias", "not scaled"),
     "a bias of -128": (as_it_is, {"scale": 1 / 128, "bias": [-128] * 3}, "image-bias", "-128 to -126"),
     "a bias of -10": (as_it_is, {"scale": 1 / 255, "bias": [-10] * 3}, "image-bias", "-10 to -9"),

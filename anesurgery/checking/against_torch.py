@@ -59,28 +59,24 @@ LATER = 12
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A call of a submodule or a function, and the value of the package that is nearest to what it gave.
-
-    Attributes:
-        name: the submodule's name as in `named_modules`, or the calling module's name and the function; "#2"
-            for its second call; "" is the whole module.
-        kind: the class; "function" for a function.
-        value: name of the value in the program; None where none has as many elements.
-        psnr: arithmetic -> dB between the two; minus infinite without a value.
-        state: "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
-            explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a
-            later module that depends on it agrees, since the converter fused it with its neighbours; or it
-            goes into no output.
-        rounding: dB between what PyTorch gives with weights rounded to fp16 and with its own, from the inputs
-            of the model on; infinite if they are not rounded.
-    """
+    """A call of a submodule or a function, and the value of the package that is nearest to what it gave."""
 
     name: str
+    """The submodule's name as in `named_modules`, or the calling module's name and the function; "#2" for its
+    second call; "" is the whole module."""
     kind: str
+    """The class; "function" for a function."""
     value: str | None
+    """Name of the value in the program; None where none has as many elements."""
     psnr: Mapping[str, float]
+    """Arithmetic -> dB between the two; minus infinite without a value."""
     state: str
+    """One of "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
+    explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a later module
+    that depends on it agrees, since the converter fused it with its neighbours; or it goes into no output."""
     rounding: float = math.inf
+    """dB between what PyTorch gives with weights rounded to fp16 and with its own, from the inputs of the model
+    on; infinite if they are not rounded."""
 
 
 @dataclass(frozen=True)

@@ -444,17 +444,14 @@ def _feature_type(var: Var) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that a program was read from.
-
-    Attributes:
-        description: its `ModelDescription` message, with the default shapes of the inputs.
-        version: its specification version.
-        network: is the program the translation of a neural network?
-    """
+    """The model that a program was read from."""
 
     description: Any
+    """Its `ModelDescription` message, with the default shapes of the inputs."""
     version: int
+    """Its specification version."""
     network: bool = False
+    """Is the program the translation of a neural network?"""
 
 
 _ORIGINS: WeakKeyDictionary[Program, Origin] = WeakKeyDictionary()

@@ -58,26 +58,23 @@ class Margin(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An op that chooses, and how its choices change by rounding.
-
-    Attributes:
-        name: the name of the op.
-        op_type: MIL op type.
-        margin: between the last chosen score and the next.
-        error: arithmetic -> the largest error of its scores.
-        changed: arithmetic -> the share of its choices that differ from exact arithmetic.
-        exact_ops: names of the ops that must compute in fp32 so that no choice changes; empty if nothing
-            changes, or if none were found.
-        cost: the time that computing them in fp32 costs, in words.
-    """
+    """An op that chooses, and how its choices change by rounding."""
 
     name: str
+    """The name of the op."""
     op_type: str
+    """MIL op type."""
     margin: Margin
+    """Between the last chosen score and the next."""
     error: Mapping[str, float]
+    """Arithmetic -> the largest error of its scores."""
     changed: Mapping[str, float]
+    """Arithmetic -> the share of its choices that differ from exact arithmetic."""
     exact_ops: tuple[str, ...] = ()
+    """Names of the ops that must compute in fp32 so that no choice changes; empty if nothing changes, or if
+    none were found."""
     cost: str = field(default="", compare=False)
+    """The time that computing them in fp32 costs, in words."""
 
     @property
     def worst(self) -> float:

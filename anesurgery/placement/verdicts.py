@@ -411,19 +411,15 @@ def _nesting_finding(op: Operation) -> Finding:
 
 @dataclass(frozen=True)
 class View:
-    """The assumptions about uncertain ops under which a path is found.
-
-    Attributes:
-        hopeful: True: doubtful ops are legal, and estimates are off in favour of the ANE. False: doubtful ops
-            are illegal, and estimates are off against it. None: doubtful ops are illegal, and estimates are
-            right.
-        gpu: what the GPU costs: "guess" (by estimate), "free", or "" where it may not be used.
-        ane: may the ANE run anything at all?
-    """
+    """The assumptions about uncertain ops under which a path is found."""
 
     hopeful: bool | None
+    """True: doubtful ops are legal, and estimates are off in favour of the ANE. False: doubtful ops are
+    illegal, and estimates are off against it. None: doubtful ops are illegal, and estimates are right."""
     gpu: str = ""
+    """What the GPU costs: "guess" (by estimate), "free", or "" where it may not be used."""
     ane: bool = True
+    """May the ANE run anything at all?"""
 
 
 def views(target: Target, doubts: Sequence[Finding] = (), judged: Sequence[Judged] = ()) -> tuple[View, ...]:
@@ -606,19 +602,16 @@ NO_DEFAULT = (
 
 @dataclass(frozen=True)
 class Shaped:
-    """A function whose ops were judged, at its default shape if its inputs are flexible.
-
-    Attributes:
-        function: the function that was judged; its inputs are fixed if a default shape is known.
-        judged: its ops.
-        flexible: the shapes that its inputs allow; None if all are fixed.
-        notes: for the report: at which shape the ops were judged, and what is unknown at others.
-    """
+    """A function whose ops were judged, at its default shape if its inputs are flexible."""
 
     function: Function
+    """The function that was judged; its inputs are fixed if a default shape is known."""
     judged: list[Judged]
+    """Its ops."""
     flexible: Flexible | None = None
+    """The shapes that its inputs allow; None if all are fixed."""
     notes: tuple[str, ...] = ()
+    """Notes for the report: at which shape the ops were judged, and what is unknown at others."""
 
 
 def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterable[Rule]) -> Shaped:

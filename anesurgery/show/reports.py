@@ -116,55 +116,46 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Rail:
-    """The lines of data flow beside an op.
-
-    Attributes:
-        lane: the lane of the op itself.
-        passing: lanes of values from above that are read below.
-        incoming: lanes of the values that it reads.
-        after: lanes that continue below it.
-    """
+    """The lines of data flow beside an op."""
 
     lane: int
+    """The lane of the op itself."""
     passing: tuple[int, ...]
+    """Lanes of values from above that are read below."""
     incoming: tuple[int, ...]
+    """Lanes of the values that it reads."""
     after: tuple[int, ...]
+    """Lanes that continue below it."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A histogram of one arithmetic over that of exact numbers.
-
-    Attributes:
-        arithmetic: the other arithmetic.
-        exact: SVG path of the area, in exact arithmetic.
-        other: SVG path of the line, in the other arithmetic.
-        outside: elements in the other arithmetic that no bin holds.
-    """
+    """A histogram of one arithmetic over that of exact numbers."""
 
     arithmetic: str
+    """The other arithmetic."""
     exact: str
+    """SVG path of the area, in exact arithmetic."""
     other: str
+    """SVG path of the line, in the other arithmetic."""
     outside: int
+    """Elements in the other arithmetic that no bin holds."""
 
 
 @dataclass(frozen=True)
 class OpLine:
-    """An op as the template needs it.
-
-    Attributes:
-        row: its errors.
-        rail: the data flow beside it.
-        own: band of the error that it adds.
-        grown: band of the error that it ends with.
-        bars: a histogram for each arithmetic but the exact one.
-    """
+    """An op as the template needs it."""
 
     row: OpError
+    """Its errors."""
     rail: Rail
+    """The data flow beside it."""
     own: int
+    """Band of the error that it adds."""
     grown: int
+    """Band of the error that it ends with."""
     bars: list[Bars]
+    """A histogram for each arithmetic but the exact one."""
 
 
 @draws("Certificate", "page")

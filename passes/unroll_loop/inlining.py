@@ -292,17 +292,14 @@ WIDER = {("fp16", "fp32"), ("int16", "int32"), ("uint16", "int32")}
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A tensor, and the values that were written to some of its rows.
-
-    Attributes:
-        like: a value of its type and shape.
-        base: the tensor before the writes; an array if it is known.
-        written: index of a row -> its value, a tensor of one row.
-    """
+    """A tensor, and the values that were written to some of its rows."""
 
     like: Var
+    """A value of its type and shape."""
     base: Var | Array
+    """The tensor before the writes; an array if it is known."""
     written: Mapping[int, Var]
+    """Index of a row -> its value, a tensor of one row."""
 
     @property
     def length(self) -> int:

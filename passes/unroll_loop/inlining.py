@@ -42,23 +42,21 @@ class Inliner:
 
     Example: in the round with i = 2 of a loop over x[i], `known` has i -> 2, and `made` has the result of
     `gather(x, i)` in the body -> the gather of x at 2 that was built outside.
-
-    Attributes:
-        known: value of a block -> its number, if it depends on no input.
-        made: value of a block -> the value outside that stands for it in this round.
-        rows: value of a block -> a buffer that is written row by row, not concatenated yet.
-        varying: the values that change from round to round.
-        ops_left: how many more ops may be built.
     """
 
     def __init__(self, maker: Maker | None, most_rounds: int, most_ops: int) -> None:
         self.maker, self.most_rounds, self.most_ops = maker, most_rounds, most_ops
         self.ops_left = most_ops
+        """How many more ops may be built."""
         self.known: dict[Var, Any] = {}
+        """Value of a block -> its number, if it depends on no input."""
         self.made: dict[Var, Var | None] = {}
+        """Value of a block -> the value outside that stands for it in this round."""
         self.rows: dict[Var, Rows] = {}
+        """Value of a block -> a buffer that is written row by row, not concatenated yet."""
         self.row_maker = RowMaker(maker)
         self.varying: set[Var] = set()
+        """The values that change from round to round."""
 
     def value(self, var: Var | Rows) -> Any:
         """Return the number of a known value; None if it depends on an input."""

@@ -238,14 +238,11 @@ def plan_report(plan: Plan) -> Report:
     steps = Table(("step", "why"), [(one.step, one.why) for one in plan.steps])
     left = [Line(f"left out: {line}", "dim") for line in refusal_lines(plan.left_out)]
     said = [words for words in plan.notes if not words.startswith("kept ")]  # the table gives these reasons
-    return Report(_plan_sentence(plan), [steps, *_time_line(plan), *notes((*said, *plan.warnings)), *left])
-
-
-def _plan_sentence(plan: Plan) -> str:
-    """Return what the plan comes to, in a sentence."""
     where = f" on {Target.parse(plan.target).words}" if plan.target else ""
-    steps = counted(len(plan.steps), "step") if plan.steps else "nothing to do"
-    return "; ".join(filter(None, [f"{plan.recipe}: {steps}{where}", plan.gain * bool(plan.steps), plan.wrong]))
+    count = counted(len(plan.steps), "step") if plan.steps else "nothing to do"
+    words = [f"{plan.recipe}: {count}{where}", plan.gain if plan.steps else "", plan.wrong]
+    lines = [steps, *_time_line(plan), *notes((*said, *plan.warnings)), *left]
+    return Report("; ".join(filter(None, words)), lines)
 
 
 def _time_line(plan: Plan) -> Iterator[str]:

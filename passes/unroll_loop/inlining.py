@@ -42,6 +42,9 @@ class Inliner:
 
     Example: in the round with i = 2 of a loop over x[i], `known` has i -> 2, and `made` has the result of
     `gather(x, i)` in the body -> the gather of x at 2 that was built outside.
+
+    A value of the block is in `rows` or in `made`, not in both. One in `known` alone is built as a constant
+    when it is read.
     """
 
     def __init__(self, maker: Maker | None, most_rounds: int, most_ops: int) -> None:
@@ -226,6 +229,7 @@ class Inliner:
         for var, value in zip(op.outputs, self.results(op, needed), strict=True):
             self.known[var] = value
             self.made.pop(var, None)
+            self.rows.pop(var, None)
         return True
 
     def results(self, op: Operation, needed: Sequence[Var]) -> list[Array]:

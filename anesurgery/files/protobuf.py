@@ -459,7 +459,9 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(f, self._opsets.get(name) or _program_opset(f))
+            name: self.convert_function(
+                f, self._opsets.get(name) or opset_name(max(LEAST_VERSION, opset_version(f)))
+            )
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)
@@ -521,11 +523,6 @@ class InMemoryWeights(list[Array]):
     def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
         """Return the value at an offset."""
         return self[offset]
-
-
-def _program_opset(function: Function) -> str:
-    """Return the name of a function's opset, or of the first one of ML Programs if that is later."""
-    return str(_OPSET[max(LEAST_VERSION, opset_version(function))])
 
 
 def version_of(program: Program) -> int:

@@ -197,7 +197,7 @@ def _count_from_front(op: Operation, axes_of: AxesOf, table_name: str) -> Refusa
         return None
     name, sizes = f"{op.name}_from_the_front", [table.shape[a] for a in axes]
     is_static = not any(map(is_symbolic, sizes))
-    lengths: Any = np.int32(sizes if len(sizes) > 1 else sizes[0]) if is_static else None
+    lengths: Any = np.array(sizes[0] if len(sizes) == 1 else sizes, np.int32)[()] if is_static else None
     if (indices.val is None or not is_static) and np_dtype(indices) != np.int32:
         return Refusal(f"its indices %{indices.name} may be negative, and are no int32", op)
     with inside(cast(Block, op.enclosing_block)):

@@ -1,4 +1,4 @@
-"""Terminal reports for several results: a function for each.
+"""Terminal reports for several results, a function for each, and the page of a certificate.
 
 Plans, builds, folders, comparisons with PyTorch, single ops, and the sensitivity of weights.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,28 +47,24 @@ def certificate_report(certificate: Certificate) -> Report:
     outputs = [(several[0].name, *map(_output_words, several)) for several in every]
     both = f"dB ({', '.join(arithmetics)})"
     ops = [
-        (row.name, row.op_type, own, grown, ", ".join(row.repairs))
+        (
+            row.name,
+            row.op_type,
+            *(", ".join(decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)),
+            ", ".join(row.repairs),
+        )
         for row in certificate.enters[:ROWS]
-        for own, grown in [[_decibels_of_all(side, arithmetics) for side in (row.own, row.grown)]]
     ]
     return Report(
         f"{certificate.verdict}: {certificate.why} ({tried_words(certificate)})",
         [
-            *(
-                op_line
-                for choice in certificate.choices[:ROWS]
-                for op_line in (choice.words, *_kept_by(choice))
-            ),
+            *(line for choice in certificate.choices[:ROWS] for line in (choice.words, *_kept_by(choice))),
             Table(("output", *(f"{a} dB" for a in arithmetics)), outputs),
             Table(("where errors enter", "op type", f"alone {both}", f"carried {both}", "repair"), ops),
             *notes(certificate.notes),
         ],
         STYLES[certificate.verdict],
     )
-
-
-def _decibels_of_all(side: Mapping[str, float], arithmetics: Sequence[str]) -> str:
-    return ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics)
 
 
 def _output_words(output: OutputComparison) -> str:

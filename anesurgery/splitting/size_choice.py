@@ -37,26 +37,32 @@ class SizedPackage(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """The best choice of one number of sizes."""
+    """The best choice of one number of sizes.
+
+    Attributes:
+        sizes: in rising order.
+        expected: average time of a call, in the unit of `time`; without times, positions computed.
+        padding: share of the positions computed that are padding, from 0 to 1.
+        bytes: of the package with a function for each, where the model was made at sizes; else None.
+    """
 
     sizes: tuple[int, ...]
-    """The sizes in rising order."""
     expected: float
-    """Average time of a call, in the unit of `time`; without times, positions computed."""
     padding: float
-    """Share of the positions computed that are padding, from 0 to 1."""
     bytes: int | None = None
-    """The bytes of the package with a function for each, where the model was made at sizes; else None."""
 
 
 @dataclass(frozen=True)
 class SizeChoice(Drawn):
-    """The best choice for each number of sizes, up to the number asked for."""
+    """The best choice for each number of sizes, up to the number asked for.
+
+    Attributes:
+        choices: the choice of one size, of two, and so on, as far as the sample has different lengths.
+        timed: whether the expected values are times; otherwise they are positions computed.
+    """
 
     choices: tuple[Choice, ...]
-    """The choice of one size, of two, and so on, as far as the sample has different lengths."""
     timed: bool
-    """Whether the expected values are times; otherwise they are positions computed."""
 
     @property
     def best(self) -> Choice:

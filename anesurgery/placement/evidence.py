@@ -87,6 +87,7 @@ class Finding:
         remedy: the name of the pass that repairs it; None if there is none.
         advice: what the user can do if there is no pass.
         op: name of the op; "" for a finding about the model.
+        decibels: the PSNR of what fp16 leaves of the op's result; None where the rule does not know it.
     """
 
     rule: str
@@ -99,6 +100,7 @@ class Finding:
     remedy: str | None = None
     advice: str = ""
     op: str = ""
+    decibels: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -130,6 +132,7 @@ class Rule:
         advice: what to do if there is no pass.
         looks_beyond: for which ops the test looks beyond their operands and consumers, so that its result
             cannot be cached: "any", "integers" for ops on integers, "" for none.
+        decibels_for: returns the PSNR in dB of what fp16 leaves of one op's result; None if that is not known.
     """
 
     id: str
@@ -145,6 +148,7 @@ class Rule:
     advice: str = ""
     looks_beyond: Literal["", "integers", "any"] = ""
     remedy_for: RemedyFor | None = None
+    decibels_for: Callable[[Any, Target], float] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -153,8 +157,10 @@ class Rule:
             )
 
     def finding_about(self, op: Any, name: str, message: str, target: Target) -> Finding:
-        """Return the finding about an op or layer, with the pass that repairs it."""
+        """Return the finding about an op or layer, with the pass that repairs it and the size of the error."""
         finding = self.finding(message, name)
+        if self.decibels_for is not None:
+            finding = replace(finding, decibels=self.decibels_for(op, target))
         return finding if self.remedy_for is None else replace(finding, remedy=self.remedy_for(op, target))
 
     def finding(self, message: str, name: str = "") -> Finding:

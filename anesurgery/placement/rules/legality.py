@@ -265,13 +265,13 @@ def float_offset(op: Operation, target: Target) -> str:
 FLOAT_OFFSET = _reported(
     "comp-offset",
     PRODUCTS,
-    'a product with int4 weights and an fp16 offset was kept off the engine ("Failed to retrieved zero_point"); '
+    'a product with int4 weights and an fp16 offset stayed off the engine ("Failed to retrieved zero_point"); '
     "with an offset of the dtype of the weights it ran there",
     "Apple Developer Forums: thread 759608",
     test=float_offset,
     scope=Scope(os="seen on macOS 15 beta 2 and 3, coremltools 8.0b1"),
     remedy="channel_scales",
-    advice="an offset of the dtype of the weights, as linear_quantize_weights writes, a palette, or fp16 weights",
+    advice="an offset of the dtype of the weights, as linear_quantize_weights writes, or a palette",
 )
 
 
@@ -554,6 +554,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         when.int32,
         advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
         remedy="integers_as_floats",
+        remedy_for=when.remedy_for_integers,
     ),
     _row(
         "fp32",

@@ -43,6 +43,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import PRODUCTS, UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
+from anesurgery.placement.target import Target
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, weight
 
@@ -339,7 +340,7 @@ def kept_sign(op: Operation) -> str:
 
 
 class _SmallFactor(NamedTuple):
-    """A factor or divisor that rounding has made 0 or subnormal: what is lost, and the binary digits it kept."""
+    """A factor or divisor that rounding has made 0 or subnormal: what is lost, and the digits that it kept."""
 
     words: str
     digits: int

@@ -16,6 +16,7 @@ from anesurgery.mil import (
     Var,
     any_symbolic,
     constant,
+    consumers,
     dtype_name,
     is_output,
     is_stored,

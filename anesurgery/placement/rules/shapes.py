@@ -366,6 +366,7 @@ PIXELS = _port(
     "of textures gave wrong images, as its module was trained on scaled ones",
     "coremltools: ImageType; apple/coremltools: issue 2438",
     grade=Grade.DOCUMENTED,
+    kind="numeric",
     advice="if the module was trained on 0 to 1, convert with ct.ImageType(scale=1/255)",
 )
 IMAGE_BIAS = _port(

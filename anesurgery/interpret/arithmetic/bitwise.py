@@ -189,7 +189,9 @@ class Bitwise(Symbolic):
         if place not in self._rows:
             parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
             factors = field.joined(parts, torch.cat)
-            if not (few or self.stand_ins or flat.dtype == torch.float16):  # what is stored in fp16 stays where it is
+            if not (
+                few or self.stand_ins or flat.dtype == torch.float16
+            ):  # what is stored in fp16 stays where it is
                 return factors
             self._rows[place] = flat, factors  # kept with it, so that nothing else can come to lie there
         return self._rows[place][1]

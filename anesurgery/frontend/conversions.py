@@ -156,7 +156,7 @@ def cholesky(context: Any, node: Any) -> None:
 
 
 def cholesky_solve(context: Any, node: Any) -> None:
-    """Convert `torch.cholesky_solve(b, factor, upper=False)`, and `torch.cholesky_inverse(factor)` without b."""
+    """Convert `torch.cholesky_solve(b, factor, upper=False)`; `torch.cholesky_inverse(factor)` has no b."""
     *others, factor = (v for v in inputs_of(context, node) if isinstance(v, Var) and v.rank > 1)
     place = len(others) + 1
     upper = bool(known_value(argument(context, node, place, "upper", False)))

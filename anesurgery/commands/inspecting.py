@@ -150,15 +150,12 @@ def _target(call: Call, rates: Path | None) -> Target:
 
 @dataclass(frozen=True)
 class _Repair:
-    """What --fix did.
-
-    Attributes:
-        passes: the passes that changed the model.
-        wrong: how wrong its outputs are, in words; "" if they reach the gate.
-    """
+    """What --fix did."""
 
     passes: Sequence[str] = ()
+    """The passes that changed the model."""
     wrong: str = ""
+    """How wrong its outputs are, in words; "" if they reach the gate."""
 
 
 def _repair(call: Call, model: str, package: Path, options: dict[str, Any], overwrite: bool) -> _Repair:
@@ -204,21 +201,18 @@ def _status(inspection: Any) -> Outcome:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """The outcome of `inspect` for one model or two, with the next command.
-
-    Attributes:
-        model: the model.
-        after: the second or repaired model; "" without one.
-        target: chip and OS, as the user wrote them.
-        wrote: the files that were written.
-        fixed: what --fix did.
-    """
+    """The outcome of `inspect` for one model or two, with the next command."""
 
     model: str
+    """The model."""
     after: str
+    """The second or repaired model; "" without one."""
     target: str | None
+    """Chip and OS, as the user wrote them."""
     wrote: tuple[Path | None, ...]
+    """The files that were written."""
     fixed: _Repair
+    """What --fix did."""
 
     def repair_command(self, name: str) -> str:
         """Return the command that applies a pass."""

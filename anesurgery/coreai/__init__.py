@@ -4,7 +4,6 @@
 |---|---|
 | `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel`, op by op, by the table of `lowerings` |
 | `values` | the tensors of a file that is written, for which torch's functions stand too |
-| `modes` | forms of ops that only one of the modes "ship" and "check" uses, each with its source |
 | `images` | which inputs and outputs become images |
 
 | from Core AI | |
@@ -18,6 +17,6 @@
 | `toolkit` | the one door to `coreai-core` |
 | `running`, `child` | its runtime, in a process of its own: `engine="coreai"` |
 
-`table` and `dtypes` hold the names that both directions share. An op means what the interpreter says: its
+`names` holds the names that both directions share. An op means what the interpreter says: its
 formulas are given `values.Value`s, which write what torch would compute.
 """

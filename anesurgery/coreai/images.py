@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
+from anesurgery.coreai.names import FROM_IMAGE, TO_IMAGE
 from anesurgery.coreai.toolkit import composite, image, ops
 from anesurgery.coreai.values import Value, array, call, concat, indices
 from anesurgery.mil import Var, static_shape

@@ -25,11 +25,9 @@ import numpy as np
 from anesurgery import registry
 from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.child import ask
-from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
-from anesurgery.coreai.lifts import TABLE
-from anesurgery.coreai.lifts.graphs import as_list, composite_of
-from anesurgery.coreai.lifts.table import (
+from anesurgery.coreai.lifts import (
+    TABLE,
     TOKEN,
     Described,
     LiftedOp,
@@ -40,7 +38,8 @@ from anesurgery.coreai.lifts.table import (
     image_size,
     mil_type,
 )
-from anesurgery.coreai.table import CLASSES, LABEL, OWN
+from anesurgery.coreai.lifts.graphs import as_list, composite_of
+from anesurgery.coreai.names import CLASSES, LABEL, OWN, bits_of, name_of, numpy_of
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import new_spec
@@ -337,7 +336,7 @@ class GraphScope:
         self.shared: dict[Any, Var] = {}
         """(resource, element type, shape) of a large weight -> its value."""
         self.stated: set[Var] = set()
-        """Results of composites that `to_coreai` wrote; see `lifts.table.Scope`."""
+        """Results of composites that `to_coreai` wrote; see `lifts.Scope`."""
         self.depth = 0
         """Number of blocks around the current op."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.coreai.dtypes import bits_of
+from anesurgery.coreai.names import bits_of
 from anesurgery.errors import LoadError
 from anesurgery.files.sub_byte import pack
 

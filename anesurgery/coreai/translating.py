@@ -25,10 +25,9 @@ import numpy as np
 from anesurgery import registry
 from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.asset import SUFFIX
-from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
-from anesurgery.coreai.lowerings import TABLE
-from anesurgery.coreai.table import CLASSES, COMPOSED, LABEL, MERGED_INTO, MISSING, OWN, Mode, extras_of
+from anesurgery.coreai.lowerings import COMPOSED, MERGED_INTO, MISSING, TABLE, Mode, extras_of
+from anesurgery.coreai.names import CLASSES, LABEL, OWN, numpy_of
 from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
 from anesurgery.display import byte_words

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.coreai.dtypes import name_of, numpy_of
-from anesurgery.coreai.table import OWN
+from anesurgery.coreai.names import OWN, name_of, numpy_of
 from anesurgery.coreai.toolkit import composite, constant, constant_attribute, ir, ops, tensor
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array

@@ -479,15 +479,12 @@ def encoder_layer(context: Any, node: Any) -> None:
 
 
 class Nested(NamedTuple):
-    """Rows of several lengths, which torch stores without padding.
-
-    Attributes:
-        x: the rows with their padding, (batch, length, width).
-        keep: False for padding, (batch, 1, 1, length).
-    """
+    """Rows of several lengths, which torch stores without padding."""
 
     x: Var
+    """The rows with their padding, (batch, length, width)."""
     keep: Var
+    """False for padding, (batch, 1, 1, length)."""
 
 
 def nested_rows(context: Any, node: Any) -> None:

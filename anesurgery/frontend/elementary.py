@@ -87,7 +87,8 @@ def variance(*, root: bool) -> Convert:
             axes, correction = None, rest[0]
         else:
             axes = argument(context, node, 1, "dim")
-            correction = argument(context, node, 2, "correction", argument(context, node, 2, "unbiased"))
+            older = argument(context, node, 2, "unbiased")  # what older overloads call the same argument
+            correction = argument(context, node, 2, "correction", older)
         kept = bool(known_value(argument(context, node, 3, "keepdim", False)))
         spread = _variance(x, known_value(axes), known_value(correction), kept)
         context.add(mb.sqrt(x=spread, name=node.name) if root else mb.identity(x=spread, name=node.name))

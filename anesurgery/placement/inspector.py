@@ -409,17 +409,14 @@ NO, OTHER_TARGET = "no", "other chip or OS"
 
 @dataclass(frozen=True)
 class Consulted:
-    """A rule about an op's type, and its result for the op.
-
-    Attributes:
-        rule: the rule.
-        said: what it found; "no" if its condition does not hold; "other chip or OS" if it was not asked.
-        remedy: the pass that repairs what it found in this op; None if there is none.
-    """
+    """A rule about an op's type, and its result for the op."""
 
     rule: Rule
+    """The rule."""
     said: str
+    """What it found; "no" if its condition does not hold; "other chip or OS" if it was not asked."""
     remedy: str | None = None
+    """The pass that repairs what it found in this op; None if there is none."""
 
     @property
     def found(self) -> bool:

@@ -52,29 +52,26 @@ Repair = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that matters.
-
-    Attributes:
-        what: the ops in words; "" for the model as a whole.
-        why: the cause, in words.
-        kind: the kind of the finding; "placement" where no rule says why ops run elsewhere.
-        share: its share of the time, else of the work, else of the ops.
-        remedies: the passes that help, the likeliest first.
-        advice: what to do where no pass helps.
-        wrong: whether the model may fail to load, or give wrong numbers.
-        rule: the rule of the finding.
-        grade: how well the finding is supported.
-    """
+    """One thing that matters."""
 
     what: str
+    """The ops in words; "" for the model as a whole."""
     why: str
+    """The cause, in words."""
     kind: str
+    """The kind of the finding; "placement" where no rule says why ops run elsewhere."""
     share: float = 0.0
+    """Its share of the time, else of the work, else of the ops."""
     remedies: tuple[str, ...] = ()
+    """The passes that help, the likeliest first."""
     advice: str = ""
+    """What to do where no pass helps."""
     wrong: bool = False
+    """Whether the model may fail to load, or give wrong numbers."""
     rule: str = ""
+    """The rule of the finding."""
     grade: Grade = Grade.GUESS
+    """How well the finding is supported."""
 
     @property
     def rank(self) -> tuple[int, bool, int, float, int]:

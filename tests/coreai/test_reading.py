@@ -12,7 +12,7 @@ from torch_modules import MODULES, made
 
 import anesurgery as ane
 from anesurgery.checking.output_comparison import compare_arrays
-from anesurgery.coreai.lifts.table import Unliftable, as_int32
+from anesurgery.coreai.lifts import Unliftable, as_int32
 from anesurgery.mil import Array, walk_ops
 
 pytestmark = needs_core_ai

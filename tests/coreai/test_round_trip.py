@@ -21,7 +21,7 @@ from anesurgery import registry
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.coreai import values
 from anesurgery.coreai.lifts.graphs import COMPOSITES
-from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
+from anesurgery.coreai.names import FROM_IMAGE, TO_IMAGE
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Predictor

@@ -16,8 +16,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.coreai import running, toolkit
-from anesurgery.coreai.lowerings import TABLE
-from anesurgery.coreai.table import FORMS, MISSING, MODES, Mode
+from anesurgery.coreai.lowerings import FORMS, MISSING, MODES, TABLE, Mode
 from anesurgery.errors import LoadError, NotExpressible, UnknownName
 from anesurgery.examples.example_models import EXAMPLES
 from anesurgery.mil import Program, Var, ct, mb, op_types, types

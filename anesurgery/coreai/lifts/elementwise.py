@@ -6,8 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from anesurgery.coreai.dtypes import name_of
-from anesurgery.coreai.lifts.table import (
+from anesurgery.coreai.lifts import (
     TABLE,
     LiftedOp,
     Unliftable,
@@ -20,7 +19,7 @@ from anesurgery.coreai.lifts.table import (
     mil_type,
     numbers_of,
 )
-from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, UNARY
+from anesurgery.coreai.names import BINARY, GELU, REDUCTIONS, UNARY, name_of
 from anesurgery.mil import Var, mb
 from anesurgery.ops import names
 

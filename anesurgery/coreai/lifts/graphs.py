@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import (
+from anesurgery.coreai.lifts import (
     IMAGE,
     TABLE,
     TOKEN,
@@ -31,7 +31,7 @@ from anesurgery.coreai.lifts.table import (
     pad_arguments,
     static_sizes,
 )
-from anesurgery.coreai.table import FROM_IMAGE, OWN, TO_IMAGE, enters
+from anesurgery.coreai.names import FROM_IMAGE, OWN, TO_IMAGE, enters
 from anesurgery.mil import Array, Var, mb, parameters
 
 COMPOSITES: dict[str, Callable[[Mapping[str, Value], Mapping[str, Any]], Value]] = {}

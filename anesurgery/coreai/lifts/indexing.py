@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import (
+from anesurgery.coreai.lifts import (
     INT32,
     TABLE,
     LiftedOp,

@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import (
-    LiftedOp,
-    Unliftable,
-    Value,
-    as_var,
-    lift,
-    like,
-    made_by,
-    pad_arguments,
-)
+from anesurgery.coreai.lifts import LiftedOp, Unliftable, Value, as_var, lift, like, made_by, pad_arguments
 from anesurgery.mil import Var, is_stored, mb
 
 LINEAR = 3

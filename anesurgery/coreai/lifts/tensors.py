@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.dtypes import bits_of, name_of
-from anesurgery.coreai.lifts.table import (
+from anesurgery.coreai.lifts import (
     TABLE,
     LiftedOp,
     Unliftable,
@@ -23,6 +22,7 @@ from anesurgery.coreai.lifts.table import (
     made_by,
     static_sizes,
 )
+from anesurgery.coreai.names import bits_of, name_of
 from anesurgery.interpret.ops.image import GRIDS
 from anesurgery.mil import Array, Var, any_symbolic, is_stored, is_symbolic, mb, types
 

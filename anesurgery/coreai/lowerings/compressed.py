@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.table import TABLE, lowers
+from anesurgery.coreai.lowerings import TABLE, lowers
 from anesurgery.coreai.toolkit import constant, ops, packed_attribute
 from anesurgery.coreai.values import Dense, Value, array, call, known_ints
 from anesurgery.errors import NotExpressible

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anesurgery.coreai.lowerings import TABLE, Mode, as_interpreted, lowers
 from anesurgery.coreai.lowerings.indexing import replace_slice, take
-from anesurgery.coreai.table import TABLE, Mode, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import TORCH, Value, array, call, concat, known_ints, stack
 from anesurgery.coreai.values import indices as as_indices

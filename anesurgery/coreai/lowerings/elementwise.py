@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.dtypes import numpy_of
-from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, TABLE, UNARY, Mode, as_interpreted, lowers
+from anesurgery.coreai.lowerings import TABLE, Mode, as_interpreted, lowers
+from anesurgery.coreai.names import BINARY, GELU, REDUCTIONS, UNARY, numpy_of
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import (
     Value,

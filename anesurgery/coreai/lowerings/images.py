@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch.nn import functional
 
+from anesurgery.coreai.lowerings import as_interpreted, lowers
 from anesurgery.coreai.lowerings.indexing import take
-from anesurgery.coreai.table import as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import TORCH, Value, array, attribute, indices, where
 from anesurgery.errors import NotExpressible

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.lowerings import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, attribute, call, concat, where
 from anesurgery.coreai.values import indices as as_indices

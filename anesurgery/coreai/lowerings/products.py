@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.nn import functional
 
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.lowerings import lowers
 from anesurgery.coreai.toolkit import ops, tensor
 from anesurgery.coreai.values import TORCH, Value, array, call, per_channel, unsigned, where
 from anesurgery.errors import NotExpressible

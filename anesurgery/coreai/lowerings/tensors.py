@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.lowerings import TABLE, Mode, as_interpreted, lowers
 from anesurgery.coreai.lowerings.indexing import from_front, take
-from anesurgery.coreai.table import TABLE, Mode, as_interpreted, lowers
 from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, stack, where
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation, dtype_name, static_shape

@@ -253,6 +253,8 @@ LAST_SOURCE = (
     "Apple: Deploying Transformers on the Apple Neural Engine; apple/coreai-models: neural_engine_rules.md; "
     "Anemll/Anemll; sbryngelson/ane-guide"
 )
+OF_LAYOUT = frozenset({"last-axis-align", "last-axis-memory"})
+"""Rules about how the engine stores a value, which mean nothing for an op that runs elsewhere."""
 RULES: tuple[Rule, ...] = (
     Rule(
         "last-axis-align",

@@ -45,8 +45,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, PRODUCTS, STATEFUL, UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
-from anesurgery.semantics.bounds import squared_operand
 from anesurgery.placement.target import Target
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, value_before, weight
 

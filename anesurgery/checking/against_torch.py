@@ -59,28 +59,24 @@ LATER = 12
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A call of a submodule or a function, and the value of the package that is nearest to what it gave.
-
-    Attributes:
-        name: the submodule's name as in `named_modules`, or the calling module's name and the function; "#2"
-            for its second call; "" is the whole module.
-        kind: the class; "function" for a function.
-        value: name of the value in the program; None where none has as many elements.
-        psnr: arithmetic -> dB between the two; minus infinite without a value.
-        state: "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
-            explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a
-            later module that depends on it agrees, since the converter fused it with its neighbours; or it
-            goes into no output.
-        rounding: dB between what PyTorch gives with weights rounded to fp16 and with its own, from the inputs
-            of the model on; infinite if they are not rounded.
-    """
+    """A call of a submodule or a function, and the value of the package that is nearest to what it gave."""
 
     name: str
+    """The submodule's name as in `named_modules`, or the calling module's name and the function; "#2" for its
+    second call; "" is the whole module."""
     kind: str
+    """The class; "function" for a function."""
     value: str | None
+    """Name of the value in the program; None where none has as many elements."""
     psnr: Mapping[str, float]
+    """Arithmetic -> dB between the two; minus infinite without a value."""
     state: str
+    """One of "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
+    explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a later module
+    that depends on it agrees, since the converter fused it with its neighbours; or it goes into no output."""
     rounding: float = math.inf
+    """dB between what PyTorch gives with weights rounded to fp16 and with its own, from the inputs of the model
+    on; infinite if they are not rounded."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,8 @@ def against_torch(
     if "fp32" not in precisions:
         raise SurgeryError(f"precisions={tuple(precisions)!r} lacks 'fp32', in which modules are compared")
     program = load(model).program
-    half = _computes_in_half(program)
+    consts = (op for op in walk_ops(program) if op.op_type == "const")
+    half = any(dtype_name(var) == "fp16" for op in consts for var in op.outputs)
     inputs = _rounded_inputs(function_of(program, function), inputs)
     given = _without_pixels(function_of(program, function), inputs)
     calls = calls_of(module, given, half)
@@ -219,10 +216,6 @@ def _as_numbers(output: Var) -> Var:
     return op.probabilities if op is not None and op.op_type == "classify" else output
 
 
-def _computes_in_half(program: Program) -> bool:
-    return any(dtype_name(v) == "fp16" for op in walk_ops(program) if op.op_type == "const" for v in op.outputs)
-
-
 class _ValueKeeper(Listener):
     """A listener that keeps the values with as many elements as some module's tensor."""
 
@@ -252,20 +245,17 @@ def _constants(function: Function, sizes: set[int]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for op in function.operations:
         for var in op.outputs if op.op_type == "const" else ():
-            value = _float_constant(var)
-            if value is not None and value.size in sizes:
-                arrays[var.name] = value
+            value = np.asarray(constant(var))  # an array of objects where it is not known
+            if value.dtype.kind in "fiu" and value.size in sizes:
+                arrays[var.name] = value.astype(np.float32)
     return arrays
 
 
-def _float_constant(var: Var) -> Array | None:
-    value = constant(var)
-    array = None if value is None else np.asarray(value)
-    return array.astype(np.float32) if array is not None and array.dtype.kind in "fiu" else None
-
-
 class _Match:
-    """The recorded calls beside the values of the program."""
+    """The recorded calls beside the values of the program.
+
+    From the PSNR `gate` on, a value agrees; from `sure` on, it is right but for the rounding of fused weights.
+    """
 
     def __init__(
         self,
@@ -437,11 +427,12 @@ class _Match:
         if not call.tensor.requires_grad:
             return False
         wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
-        telling = (j for j in range(k + 1, len(self._calls)) if self._calls[j].shows_operands)
-        later = (j for j in telling if self._psnr[j] >= enough)
-        shown = ((j, _psnr_of_error_through(self._calls[j].tensor, call.tensor, wrong)) for j in later)
-        hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)
-        return any(self._psnr[j] >= p + ENTERS for j, p in hanging)
+        later = zip(self._calls[k + 1 :], self._psnr[k + 1 :], strict=True)
+        agreeing = ((one, reached) for one, reached in later if one.shows_operands and reached >= enough)
+        # what each would reach if the error of this call went into it
+        both = ((reached, _psnr_of_error_through(one.tensor, call.tensor, wrong)) for one, reached in agreeing)
+        dependent = itertools.islice((pair for pair in both if math.isfinite(pair[1])), LATER)
+        return any(reached >= with_error + ENTERS for reached, with_error in dependent)
 
 
 class _Values:

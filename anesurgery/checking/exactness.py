@@ -141,13 +141,10 @@ class _ChosenIndices(Listener):
 
 @dataclass
 class _SameIndices(Listener):
-    """A listener that makes the ops of a run give the indices of another run.
-
-    Args:
-        chosen: name of a value -> its indices. An op without them, or of another shape, keeps its own choice.
-    """
+    """A listener that makes the ops of a run give the indices of another run."""
 
     chosen: Mapping[str, torch.Tensor]
+    """Name of a value -> its indices. An op without them, or of another shape, keeps its own choice."""
     moved: list[str] = field(default_factory=list)
     """A sentence for each op that would have chosen other indices."""
     near: float = float("inf")
@@ -362,27 +359,24 @@ Sample = tuple[str, int]
 
 @dataclass
 class Yardstick:
-    """What a program means on some inputs, and how near its edited forms come to that.
-
-    Args:
-        program: as it was given; it must stay so while results are read.
-        engine: the arithmetic that counts beside fp16: "ane", or that of a chip, as "ane:M1".
-        inputs: sets of arrays by input name, for programs of one function; drawn by default.
-        images: names of inputs that are images.
-        seed: the seed of the first set of inputs that is drawn.
-        seeds: how many sets are drawn.
-        most_flop: a program of more is not measured.
-        constant_inputs: numbers that `undefined` puts into all inputs, one after the other.
-    """
+    """What a program means on some inputs, and how near its edited forms come to that."""
 
     program: Program
+    """The program as it was given; it must stay so while results are read."""
     engine: str = "ane"
+    """The arithmetic that counts beside fp16: "ane", or that of a chip, as "ane:M1"."""
     inputs: Sequence[Values] = ()
+    """Sets of arrays by input name, for programs of one function; drawn by default."""
     images: frozenset[str] = frozenset()
+    """Names of inputs that are images."""
     seed: int = 0
+    """The seed of the first set of inputs that is drawn."""
     seeds: int = SEEDS
+    """How many sets are drawn."""
     most_flop: float = MOST_FLOP
+    """A program of more is not measured."""
     constant_inputs: Sequence[float] = ()
+    """Numbers that `undefined` puts into all inputs, one after the other."""
     meant: dict[Sample, Values] = field(default_factory=dict)
     """What the program means on each set of inputs that was needed so far."""
     places: dict[Sample, _ChosenIndices] = field(default_factory=dict)

@@ -36,6 +36,11 @@ Set = Annotated[list[str] | None, typer.Option("--set", help=SET)]
 FORMAT = "coreml, coreai, or both (and compares them). Default: as the suffix of OUT says."
 Format = Annotated[str | None, typer.Option(help=FORMAT)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing.")]
+STAYS = (
+    "the neural network stays as it is, and nothing was written to {out}; to make an ML Program all the same, "
+    "run in Python: ane.upgrade({source!r}).save({out!r})"
+)
+COPIED = "It is the model as given, since nothing was edited."
 
 
 @subcommand("surgery:apply")
@@ -61,7 +66,7 @@ def apply(
         source, steps = model_first(source, steps, call.silent)
     if prove not in PROOFS:
         raise UnknownName("proof", prove, PROOFS)
-    chosen, target = _chosen(source, steps, option), call["target"]
+    chosen, target = _chosen(source, steps, option, out), call["target"]
     chosen = _in_format(source, chosen, out, format)
     is_open = bool(getattr(chosen, "on_layers", "")) and _is_layered(source)  # the result may be in two formats
     place = None if dry_run or is_open else _place(source, chosen, out, overwrite, format)
@@ -74,14 +79,16 @@ def apply(
     if stays or (out is None and not surgery.changes):
         place = None
     wrote, both = _write(surgery, place, format, overwrite, call.silent)
+    is_copy = bool(wrote) and not surgery.changes and wrote[0].suffix == Path(source).suffix
+    notes = {"Nothing was written, as --dry-run says.": dry_run, COPIED: is_copy, FULL: not full}
     return Outcome(
         {**surgery.to_json(), **both},
         shown=_shown(surgery, both, str(place or source), target, full),
         wrote=wrote,
-        then=without("--dry-run") if dry_run and surgery.changes else _next(surgery, source, place, target),
-        more="\n".join(filter(None, ["Nothing was written, as --dry-run says." * dry_run, FULL * (not full)])),
+        then=_then(surgery, source, place, target, dry_run, stays),
+        more="\n".join(words for words, holds in notes.items() if holds),
         code=int(surgery.below(call["gate"])),
-        error=f"the model stays {source}; nothing was written to {out}" if stays and out is not None else "",
+        error=STAYS.format(source=source, out=str(out)) if stays and out is not None else "",
     )
 
 
@@ -96,16 +103,17 @@ def _shown(surgery: Any, both: dict[str, Any], model: str, target: str | None, f
     return replace(report, parts=[*report.parts, *([both["formats"]["statement"]] if both else [])])
 
 
-def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
+def _chosen(source: str, steps: str | None, option: list[str] | None, out: Path | None) -> Any:
     """Return the steps that are named, or the recipe for this kind of model."""
     if steps is not None and is_plan(steps):
         return read_plan(steps, option)
-    return chosen_steps(steps or _fitting(source), option or [])
+    return chosen_steps(steps or _fitting(source, out), option or [])
 
 
-def _fitting(source: str) -> str:
-    """Return the name of the recipe for this kind of model."""
-    return "neuralnetwork_ane" if _is_layered(source) else "auto"
+def _fitting(source: str, out: Path | None = None) -> str:
+    """Return the name of the recipe for this kind of model, and for the format that OUT names."""
+    stays_network = _is_layered(source) and (out is None or out.suffix == ".mlmodel")
+    return "neuralnetwork_ane" if stays_network else "auto"
 
 
 def _is_layered(source: str) -> bool:
@@ -169,12 +177,14 @@ def _write(
     return [place, place.with_suffix(ASSET)], {"formats": both.to_json()}
 
 
-def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> str:
-    """Return the command to run next: a comparison of both, a look at both, or a look at the numbers."""
-    if place is None:
-        return to_certify(source, target=target)
-    if surgery.proof is not None:
-        return to_certify(place, target=target)
+def _then(surgery: Any, source: str, place: Path | None, target: str | None, dry_run: bool, stays: bool) -> str:
+    """Return the command to run next: this one, a repair of layers, or a look at the result or its numbers."""
+    if dry_run and surgery.changes:
+        return without("--dry-run")
+    if stays:
+        return command("fix", source, target=target)
+    if place is None or not surgery.changes or surgery.proof is not None:
+        return to_certify(place or source, target=target)
     if surgery.contract:
         return command("see", source, place, target=target)
     return command("compare", source, place)

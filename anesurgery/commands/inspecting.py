@@ -150,15 +150,12 @@ def _target(call: Call, rates: Path | None) -> Target:
 
 @dataclass(frozen=True)
 class _Repair:
-    """What --fix did.
-
-    Attributes:
-        passes: the passes that changed the model.
-        wrong: how wrong its outputs are, in words; "" if they reach the gate.
-    """
+    """What --fix did."""
 
     passes: Sequence[str] = ()
+    """The passes that changed the model."""
     wrong: str = ""
+    """How wrong its outputs are, in words; "" if they reach the gate."""
 
 
 def _repair(call: Call, model: str, package: Path, options: dict[str, Any], overwrite: bool) -> _Repair:
@@ -204,21 +201,18 @@ def _status(inspection: Any) -> Outcome:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """The outcome of `inspect` for one model or two, with the next command.
-
-    Attributes:
-        model: the model.
-        after: the second or repaired model; "" without one.
-        target: chip and OS, as the user wrote them.
-        wrote: the files that were written.
-        fixed: what --fix did.
-    """
+    """The outcome of `inspect` for one model or two, with the next command."""
 
     model: str
+    """The model."""
     after: str
+    """The second or repaired model; "" without one."""
     target: str | None
+    """Chip and OS, as the user wrote them."""
     wrote: tuple[Path | None, ...]
+    """The files that were written."""
     fixed: _Repair
+    """What --fix did."""
 
     def repair_command(self, name: str) -> str:
         """Return the command that applies a pass."""
@@ -240,10 +234,11 @@ class _Outcomes:
     def report(self, first: Any, full: bool) -> Outcome:
         """Return the outcome for one model."""
         from anesurgery.show import terminal
+        from anesurgery.show.costs import costs
 
         shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair_command)
         then = first.fixing
-        if not then and any(finding.remedy for finding in first.all_findings):
+        if not then and any(problem.remedies for problem in costs(first)):
             then = command("fix", self.model, target=self.target)
         then = (then or self.check_command(first)) if first.counts else ""
         more = WHY if first.counts and not full else ""

@@ -33,20 +33,17 @@ SHORT = {"count": ("-k",), "out": ("-o",)}
 
 @dataclass(frozen=True)
 class Call:
-    """The public call of a command, with what the user gave: ``call["target"]``.
-
-    Attributes:
-        name: module below `anesurgery` and function.
-        waits: words for the terminal while it works: what it does ("cutting"); or what is counted ("weights"),
-            if the call takes `progress`.
-        options: those of the command line that are parameters of the call.
-        silent: is nothing said?
-    """
+    """The public call of a command, with what the user gave: ``call["target"]``."""
 
     name: str
+    """Module below `anesurgery` and function."""
     waits: str
+    """Words for the terminal while it works: what it does ("cutting"); or what is counted ("weights"), if the
+    call takes `progress`."""
     options: Mapping[str, Any]
+    """The options of the command line that are parameters of the call."""
     silent: bool
+    """Is nothing said?"""
 
     def __getitem__(self, name: str) -> Any:
         return self.options[name]
@@ -76,28 +73,25 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
-
-    Attributes:
-        result: plain data, or what has `to_json`: for JSON, and for the console.
-        shown: for the console, where that is something else. A list has parts of a report, a tuple has lines
-            that are not folded.
-        wrote: files and folders; None for one that was not asked for.
-        then: the command to run next, "" where none follows.
-        more: what else there is to ask for.
-        code: the exit code.
-        error: what went wrong all the same, "" where nothing did.
-        after: what is left to do, which prints by itself.
-    """
+    """How a command ended."""
 
     result: Any
+    """Plain data, or what has `to_json`: for JSON, and for the console."""
     shown: Any = None
+    """What the console shows, where that is something else. A list has parts of a report, a tuple has lines
+    that are not folded."""
     wrote: Sequence[object] = ()
+    """Files and folders; None for one that was not asked for."""
     then: str = field(kw_only=True)
+    """The command to run next, "" where none follows."""
     more: str = ""
+    """What else there is to ask for."""
     code: int = 0
+    """The exit code."""
     error: str = ""
+    """What went wrong all the same, "" where nothing did."""
     after: Callable[[], object] | None = None
+    """What is left to do, which prints by itself."""
 
     def print(self, as_json: bool, quiet: bool, full: bool = True) -> None:
         """Print it, and end the process where its exit code is not 0.

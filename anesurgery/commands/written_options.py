@@ -168,19 +168,16 @@ HEAD = '^def {name}\\(.*?^    """.*?"""$'
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that can be an option of the command line.
-
-    Attributes:
-        name: in the signature.
-        kind: what the command line reads: a type of Python, or a list of one.
-        default: of the signature; None for an empty tuple.
-        words: the first sentence about it in the docstring, and what the default means.
-    """
+    """A parameter that can be an option of the command line."""
 
     name: str
+    """The name in the signature."""
     kind: Any
+    """What the command line reads: a type of Python, or a list of one."""
     default: Any
+    """The default of the signature; None for an empty tuple."""
     words: str
+    """The first sentence about it in the docstring, and what the default means."""
 
 
 def parameters_of(call: str) -> dict[str, Parameter]:

@@ -136,23 +136,20 @@ class _Job:
 
 @dataclass
 class Correction:
-    """Compresses the weights of one function.
-
-    Args:
-        loaded: the model; it is not edited.
-        name: of the function.
-        samples: inputs of the function.
-        chosen: the weights to compress.
-        choose: gives the form of each.
-        progress: called after each weight with the number done.
-    """
+    """Compresses the weights of one function."""
 
     loaded: Loaded
+    """The model; it is not edited."""
     name: str
+    """The name of the function."""
     samples: Sequence[Values]
+    """Its inputs."""
     chosen: Sequence[Candidate]
+    """The weights to compress."""
     choose: ChooseForm
+    """Gives the form of each weight."""
     progress: Callable[[int], None] = lambda _: None
+    """Called after each weight with the number done."""
     may_shift_bias: Callable[[Candidate], bool] = lambda _: True
     """May the biases of the ops that read this weight be corrected too?"""
     correct: Callable[..., Callable[[], CorrectedWeight]] = lambda *arguments: partial(correct, *arguments)

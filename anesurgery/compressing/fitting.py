@@ -24,33 +24,30 @@ from anesurgery.mil import Array
 from anesurgery.regions.clusters import WeightedVectors
 
 ROUNDS = 2
-"""How often a weight is rounded. The second time, the scales or table entries are those that fit the first
-best."""
+"""How often a weight is rounded. The second time, its scales or table entries are refitted to the result of the
+first."""
 MOST_ROWS = 4096
 """The rows that are multiplied by the Hessian together, to bound the memory."""
 
 
 @dataclass(frozen=True)
 class FormFitter:
-    """The rows of one weight, to which grids are fitted.
-
-    Args:
-        rows: [groups, rows, columns].
-        hessians: [groups, columns, columns], of the squared error of the products.
-        channels: [groups, rows]: the output channel of each row.
-        axis: the axis of the weight along which the channels lie.
-        rank: the rank of the weight.
-        dtype: the dtype of its numbers.
-        factors: of the Hessians, if they were computed before; only forms with zeros need them.
-    """
+    """The rows of one weight, to which grids are fitted."""
 
     rows: Array
+    """[groups, rows, columns]."""
     hessians: Array
+    """[groups, columns, columns], of the squared error of the products."""
     channels: Array
+    """[groups, rows]: the output channel of each row."""
     axis: int
+    """The axis of the weight along which the channels lie."""
     rank: int
+    """The rank of the weight."""
     dtype: Any
+    """The dtype of its numbers."""
     factors: Sequence[HessianFactor] | None = None
+    """Those of the Hessians, if they were computed before; only forms with zeros need them."""
 
     @cached_property
     def _all_numbers(self) -> WeightedVectors:

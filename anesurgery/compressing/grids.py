@@ -174,6 +174,3 @@ def fit_scales(
         better = errors < least_errors
         best_shares, least_errors = np.where(better, share, best_shares), np.where(better, errors, least_errors)
     return ScaledGrid(bits, _normal_scales(largest * best_shares / largest_code, dtype), channels, axis, rank)
-
-
-__all__ = ["Grid", "ScaledGrid", "fit_scales"]

@@ -287,6 +287,3 @@ def build_tables(
     """
     entries = np.stack([weighted(each, 2**form.bits) for each in numbers]).astype(dtype)
     return TableGrid(np.sort(entries, axis=1) if form.vector == 1 else entries, tables, axis, rank)
-
-
-__all__ = ["TableGrid", "build_tables", "count_numbers", "fit_tables", "number_weights"]

@@ -417,25 +417,22 @@ class OldNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """A model that can be made.
-
-    Attributes:
-        module: makes it, with random weights.
-        inputs: name -> shape and dtype.
-        output: its name.
-        recipe: the one for its family.
-        words: what it is.
-        form: of the model, as coremltools names it: a program, or a network of layers in an .mlmodel.
-        target: a device on which its recipe gains something.
-    """
+    """A model that can be made."""
 
     module: Callable[[], torch.nn.Module]
+    """Makes it, with random weights."""
     inputs: Mapping[str, tuple[tuple[int, ...], Any]]
+    """Name -> shape and dtype."""
     output: str
+    """Its name."""
     recipe: str
+    """The one for its family."""
     words: str
+    """What it is."""
     form: str = "mlprogram"
+    """The form of the model, as coremltools names it: a program, or a network of layers in an .mlmodel."""
     target: str = "iPhone 13"
+    """A device on which its recipe gains something."""
 
     @property
     def suffix(self) -> str:

@@ -30,23 +30,20 @@ TARGET = "M1/macOS 14"
 
 @dataclass(frozen=True)
 class Node:
-    """An op, or an input.
-
-    Attributes:
-        name: of the op's first output; unique in its graph.
-        label: the op's type, or "input".
-        group: names of the groups that it is in, joined by "/".
-        facts: name -> text, for the side panel.
-        reads: (node, number of its output, name of the parameter) for each value that it reads.
-        gives: (name, type in words) of each output.
-    """
+    """An op, or an input."""
 
     name: str
+    """The name of the op's first output; unique in its graph."""
     label: str
+    """The op's type, or "input"."""
     group: str
+    """Names of the groups that it is in, joined by "/"."""
     facts: dict[str, str]
+    """Name -> text, for the side panel."""
     reads: tuple[tuple[str, str, str], ...]
+    """(node, number of its output, name of the parameter) for each value that it reads."""
     gives: tuple[tuple[str, str], ...]
+    """(name, type in words) of each output."""
 
 
 def graph_id(path: str | os.PathLike[str], function: str) -> str:

@@ -125,9 +125,10 @@ class WholeNumbers:
 
         "" if it does not.
         """
-        values = _upstream(var, lambda v: [] if is_float(v) else _whole_operands(unmoved_source(v)))
-        reasons = (self._leaves_at(unmoved_source(v), most) for v in values if not is_float(v))
-        return next(filter(None, reasons), "")
+        if is_float(var):
+            return ""
+        sources = _upstream(unmoved_source(var), lambda at: map(unmoved_source, _whole_operands(at)))
+        return next(filter(None, (self._leaves_at(at, most) for at in sources)), "")
 
     def _leaves_at(self, at: Var, most: int) -> str:
         if not self.reach(at) <= most:
@@ -139,9 +140,9 @@ class WholeNumbers:
 
 
 def _whole_operands(var: Var) -> list[Var]:
-    """Return the operands that an integer is computed from."""
+    """Return the integers that an integer is computed from."""
     op = integer_op(var)
-    return [] if op is None else [v for _, v in number_operands(op)]
+    return [] if op is None else [v for _, v in number_operands(op) if not is_float(v)]
 
 
 def _upstream(var: Var, sources: Callable[[Var], Iterable[Var]]) -> Iterator[Var]:
@@ -162,7 +163,7 @@ def in_words(reach: float) -> str:
 
 def symbolic_reason(var: Var) -> str:
     """Return why an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
-    for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if not is_float(s)]):
+    for value in _upstream(var, _whole_operands):
         if static_shape(value) is None:
             return f"%{value.name} has the symbolic shape {tuple(value.shape)}"
         if value.sym_val is not None and any_symbolic(np.ravel(np.asarray(value.sym_val, dtype=object))):
@@ -193,16 +194,14 @@ def _whole_through(var: Var) -> list[Var]:
 
 def before_casts(ids: Var, low: int, high: int) -> Var:
     """Return the value before integer casts that keep every number of [low, high)."""
-    cast = producer(ids, "cast")
-    while cast is not None and np_dtype(cast.x).kind in "iu" and _holds(ids, low, high):
-        ids = cast.x
-        cast = producer(ids, "cast")
+    while (op := producer(ids, "cast")) is not None:
+        before, after = np_dtype(op.x), np_dtype(ids)
+        if before.kind not in "iu" or after.kind not in "iu":
+            break
+        if low < np.iinfo(after).min or np.iinfo(after).max < high - 1:
+            break
+        ids = op.x
     return ids
-
-
-def _holds(ids: Var, low: int, high: int) -> bool:
-    dtype = np_dtype(ids)
-    return dtype.kind in "iu" and np.iinfo(dtype).min <= low and high - 1 <= np.iinfo(dtype).max
 
 
 def before_guard(ids: Var, rows: int) -> Var | None:

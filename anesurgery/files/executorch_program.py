@@ -34,15 +34,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A FlatBuffers table in a file.
-
-    Attributes:
-        data: the whole file, as bytes or mapped.
-        at: the offset of the table.
-    """
+    """A FlatBuffers table in a file."""
 
     data: Any
+    """The whole file, as bytes or mapped."""
     at: int
+    """The offset of the table."""
 
     @classmethod
     def root(cls, data: Any) -> Table:
@@ -144,17 +141,14 @@ LARGEST_FILE_LIST = 1 << 24
 
 @dataclass(frozen=True)
 class Method:
-    """An entry point of a program.
-
-    Attributes:
-        name: its name, such as "forward".
-        delegates: names of the backends that it calls.
-        operators: the operators that run outside of the delegates, on the CPU.
-    """
+    """An entry point of a program."""
 
     name: str
+    """Its name, such as "forward"."""
     delegates: tuple[str, ...]
+    """Names of the backends that it calls."""
     operators: tuple[str, ...]
+    """The operators that run outside of the delegates, on the CPU."""
 
     def __str__(self) -> str:
         called = ", ".join(f"{n} {name}" for name, n in Counter(self.delegates).items()) or "none"
@@ -163,19 +157,16 @@ class Method:
 
 @dataclass(frozen=True)
 class Part:
-    """A Core ML model in a program.
-
-    Attributes:
-        name: the name of its folder when it is extracted.
-        methods: names of the methods that call it.
-        model: the path of the package or compiled model in that folder.
-        files: path -> its bytes in the program.
-    """
+    """A Core ML model in a program."""
 
     name: str
+    """The name of its folder when it is extracted."""
     methods: tuple[str, ...]
+    """Names of the methods that call it."""
     model: str
+    """The path of the package or compiled model in that folder."""
     files: dict[str, Span] = field(repr=False)
+    """Path -> its bytes in the program."""
 
     @property
     def bytes(self) -> int:

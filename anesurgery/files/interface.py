@@ -131,12 +131,13 @@ def _port_differences(
 
 def signatures(program: Program) -> dict[str, Signature]:
     """Return the signature of every function."""
-    return {name: _signature(f) for name, f in program.functions.items()}
-
-
-def _signature(function: Function) -> Signature:
-    inputs = tuple(port(name, var) for name, var in function.inputs.items())
-    return Signature(inputs, tuple(port(v.name, v) for v in function.outputs))
+    return {
+        name: Signature(
+            inputs=tuple(port(key, var) for key, var in function.inputs.items()),
+            outputs=tuple(port(var.name, var) for var in function.outputs),
+        )
+        for name, function in program.functions.items()
+    }
 
 
 def port(name: str, var: Var) -> Port:
@@ -251,25 +252,25 @@ def new_spec(program: Program, version: int) -> Any:
     return spec
 
 
-def _decision(function: Function) -> Any:
+def _classify_op(function: Function) -> Any:
     """Return the op that chooses the label of a classifier; None in other functions."""
     return next((op for op in function.operations if op.op_type == "classify"), None)
 
 
 def _without_labels(function: Function) -> None:
     """Give out the tensor of a classifier's probabilities alone: coremltools cannot describe the others."""
-    if (decision := _decision(function)) is not None:
+    if (classify := _classify_op(function)) is not None:
         function.set_outputs(
-            [*(v for v in function.outputs if v not in decision.outputs), decision.probabilities]
+            [*(v for v in function.outputs if v not in classify.outputs), classify.probabilities]
         )
-        function.remove_ops([decision, decision.classes.op])
+        function.remove_ops([classify, classify.classes.op])
 
 
 def _describe_classes(description: Any, function: Function) -> None:
     """Add the label and the probabilities of a classifier to a description, all outputs in their order."""
-    if (decision := _decision(function)) is None:
+    if (classify := _classify_op(function)) is None:
         return
-    label, probabilities = decision.outputs
+    label, probabilities = classify.outputs
     tensors = {feature.name: deepcopy(feature) for feature in description.output}
     kind = "string" if dtype_name(label) == "string" else "int64"
     del description.output[:]
@@ -396,14 +397,14 @@ def _update_features(features: Any, wanted: list[tuple[str, Var]]) -> None:
             by_name[name] = features.add(name=name)
             by_name[name].type.multiArrayType.dataType = _feature_type(var)
             by_name[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
-        array = by_name[name].type.multiArrayType
+        array, shape = by_name[name].type.multiArrayType, port(name, var).shape
         if dtype_name(var) == "fp16":
             array.dataType = _feature_type(var)
-        shape = port(name, var).shape
-        if None not in shape and _allows_other_shapes(array, shape):  # a pass fixed it
+        if None in shape:
+            continue
+        if _allows_other_shapes(array, shape):  # a pass fixed it
             array.ClearField(array.WhichOneof("ShapeFlexibility"))
-        fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
-        if fixed and list(array.shape) != list(shape):
+        if array.shape and array.WhichOneof("ShapeFlexibility") is None and list(array.shape) != list(shape):
             array.shape[:] = [int(d or 1) for d in shape]
 
 
@@ -444,17 +445,14 @@ def _feature_type(var: Var) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that a program was read from.
-
-    Attributes:
-        description: its `ModelDescription` message, with the default shapes of the inputs.
-        version: its specification version.
-        network: is the program the translation of a neural network?
-    """
+    """The model that a program was read from."""
 
     description: Any
+    """Its `ModelDescription` message, with the default shapes of the inputs."""
     version: int
+    """Its specification version."""
     network: bool = False
+    """Is the program the translation of a neural network?"""
 
 
 _ORIGINS: WeakKeyDictionary[Program, Origin] = WeakKeyDictionary()

@@ -82,11 +82,8 @@ class OpError(LoadError):
 def reading(fetch: FetchWeight) -> Iterator[None]:
     """Patch coremltools' reader inside the body: weights come from `fetch`, and it reads all that it writes."""
     _skip_used_symbols()
-    host_validate, host_dimension, host_infer = (
-        InputSpec.validate_inputs,
-        helper.get_proto_dim,
-        HostOperation._auto_val,
-    )
+    host_validate, host_infer = InputSpec.validate_inputs, HostOperation._auto_val
+    host_dimension = helper.get_proto_dim
 
     def validate_inputs(self: Any, *arguments: Any) -> None:
         """Accept inputs of different float types, as an fp32 epsilon beside an fp16 input."""
@@ -104,7 +101,8 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
     def infer_values(self: Any, result_types: Any) -> Any:
         """Return the values of an op of constants, one for each result; None for those that cost too much."""
         unknown = tuple(None for _ in result_types)
-        if self.op_type != "const" and (any(map(_too_large, result_types)) or _too_long(self, result_types)):
+        is_large = any(map(_takes_too_much_memory, result_types))
+        if self.op_type != "const" and (is_large or _takes_too_long(self, result_types)):
             return unknown
         try:
             return host_infer(self, result_types)
@@ -123,15 +121,16 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         yield
 
 
-def _too_large(kind: Any) -> bool:
+def _takes_too_much_memory(kind: Any) -> bool:
     """Does a value of a type take more than `LARGEST_VALUE` bytes?"""
-    if not types.is_tensor(kind) or any(is_symbolic(size) for size in kind.get_shape()):
+    if not types.is_tensor(kind) or any(map(is_symbolic, kind.get_shape())):
         return False
-    size = math.prod(int(length) for length in kind.get_shape()) * numpy_type(kind.get_primitive()).itemsize
-    return bool(size > LARGEST_VALUE)
+    return bool(
+        math.prod(map(int, kind.get_shape())) * numpy_type(kind.get_primitive()).itemsize > LARGEST_VALUE
+    )
 
 
-def _too_long(op: Any, result_types: Any) -> bool:
+def _takes_too_long(op: Any, result_types: Any) -> bool:
     """Does a product of constants take more than `MOST_PRODUCTS` multiplications?
 
     An (m, k) times a (k, n) gives an (m, n) in m * k * n multiplications: the root of the product of all sizes.
@@ -457,7 +456,9 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(f, self._opsets.get(name) or _program_opset(f))
+            name: self.convert_function(
+                f, self._opsets.get(name) or opset_name(max(LEAST_VERSION, opset_version(f)))
+            )
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)
@@ -519,11 +520,6 @@ class InMemoryWeights(list[Array]):
     def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
         """Return the value at an offset."""
         return self[offset]
-
-
-def _program_opset(function: Function) -> str:
-    """Return the name of a function's opset, or of the first one of ML Programs if that is later."""
-    return str(_OPSET[max(LEAST_VERSION, opset_version(function))])
 
 
 def version_of(program: Program) -> int:

@@ -140,17 +140,14 @@ class Padding:
 
 @dataclass(frozen=True)
 class SizedCall:
-    """The size to call for some inputs.
-
-    Attributes:
-        row: the size.
-        values: the inputs as they were given, or padded.
-        lengths: for each entry of `Padding.by_length`, the length to crop outputs to; () if nothing was padded.
-    """
+    """The size to call for some inputs."""
 
     row: SizeRow
+    """The size."""
     values: Mapping[str, Any]
+    """The inputs as they were given, or padded."""
     lengths: tuple[int, ...] = ()
+    """For each entry of `Padding.by_length`, the length to crop outputs to; () if nothing was padded."""
 
     def cropped(self, name: str, value: Any, padding: Padding) -> Any:
         """Return an output without the padding."""

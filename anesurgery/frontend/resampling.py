@@ -23,19 +23,16 @@ from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, producer, 
 
 @dataclass(frozen=True)
 class Resampled:
-    """A constant that was resampled, such as position embeddings, and the result.
-
-    Attributes:
-        x: the constant, (1, channels, height, width).
-        rows: the matrix for its rows, (new height, height).
-        columns: the matrix for its columns, (new width, width).
-        result: (1, channels, new height, new width), in the dtype of `x`.
-    """
+    """A constant that was resampled, such as position embeddings, and the result."""
 
     x: Array
+    """The constant, (1, channels, height, width)."""
     rows: Array
+    """The matrix for its rows, (new height, height)."""
     columns: Array
+    """The matrix for its columns, (new width, width)."""
     result: Array
+    """(1, channels, new height, new width), in the dtype of `x`."""
 
 
 NEAREST = ("upsample_nearest2d",)

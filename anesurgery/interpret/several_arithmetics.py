@@ -28,19 +28,16 @@ from anesurgery.mil import Array, Operation, Program, Var, np_dtype
 
 @dataclass(frozen=True)
 class OpResults:
-    """The outputs of one op in each arithmetic; a loop or a branch counts as one op.
-
-    Attributes:
-        op: the op.
-        exact: its outputs in exact arithmetic.
-        own: arithmetic -> its outputs from exact operands, rounded to the types of these.
-        grown: arithmetic -> its outputs from operands that the same arithmetic computed.
-    """
+    """The outputs of one op in each arithmetic; a loop or a branch counts as one op."""
 
     op: Operation
+    """The op."""
     exact: Sequence[Any]
+    """Its outputs in exact arithmetic."""
     own: Mapping[str, Sequence[Any]]
+    """Arithmetic -> its outputs from exact operands, rounded to the types of these."""
     grown: Mapping[str, Sequence[Any]]
+    """Arithmetic -> its outputs from operands that the same arithmetic computed."""
 
 
 class SeveralArithmetics:

@@ -35,15 +35,12 @@ PERMUTED = (0, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Movement:
-    """Where each element of a result comes from.
-
-    Attributes:
-        source: the shape of the input.
-        indices: flat index into the input of each element, int64, in the shape of the result.
-    """
+    """Where each element of a result comes from."""
 
     source: tuple[int, ...]
+    """The shape of the input."""
     indices: Array
+    """Flat index into the input of each element, int64, in the shape of the result."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -199,17 +196,14 @@ IMAGE, FIVE = 4, 5
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be written.
-
-    Attributes:
-        version: the specification version of the model.
-        channels: the most channels that a convolution may put in another order.
-        blocks: the block sizes that `reorganizeData` may have.
-    """
+    """What may be written."""
 
     version: int
+    """The specification version of the model."""
     channels: int = MOST_MIXED
+    """The most channels that a convolution may put in another order."""
     blocks: Sequence[int] = BLOCKS
+    """The block sizes that `reorganizeData` may have."""
 
 
 def first_layers(move: Movement, limits: Limits) -> Layers:

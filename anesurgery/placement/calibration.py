@@ -58,21 +58,18 @@ class _Case(NamedTuple):
 
 @dataclass(frozen=True)
 class _Learned:
-    """The result of `learn`.
-
-    Attributes:
-        agree: file -> number of ops on the unit that was predicted.
-        asked: file -> number of ops for which both the plan and the prediction name a unit.
-        legal: file -> (ops whose support by the ANE was predicted right, ops for which both say it).
-        corrections: the learned factors.
-        skipped: what was not learned, and why.
-    """
+    """The result of `learn`."""
 
     agree: Mapping[str, int]
+    """File -> number of ops on the unit that was predicted."""
     asked: Mapping[str, int]
+    """File -> number of ops for which both the plan and the prediction name a unit."""
     legal: Mapping[str, tuple[int, int]]
+    """File -> (ops whose support by the ANE was predicted right, ops for which both say it)."""
     corrections: Corrections
+    """The learned factors."""
     skipped: tuple[str, ...]
+    """What was not learned, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -212,23 +209,20 @@ CHIP = re.compile(r"\b([AM]\d+)( Pro| Max| Ultra)?\b")
 
 @dataclass(frozen=True)
 class Row:
-    """A measured time.
-
-    Attributes:
-        model: its name; with the generation of the chip it identifies `load`.
-        chip: the chip as it is sold: "M4 Pro".
-        ms: milliseconds of one prediction with CPU_AND_NE.
-        source: who measured it.
-        units: the compute units that the source names, or "not stated".
-        load: the work of the model's ops.
-    """
+    """A measured time."""
 
     model: str
+    """Its name; with the generation of the chip it identifies `load`."""
     chip: str
+    """The chip as it is sold: "M4 Pro"."""
     ms: float
+    """Milliseconds of one prediction with CPU_AND_NE."""
     source: str
+    """Who measured it."""
     units: str
+    """The compute units that the source names, or "not stated"."""
     load: Load = field(repr=False)
+    """The work of the model's ops."""
 
     @property
     def family(self) -> int:
@@ -364,19 +358,16 @@ class Added:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The result of `calibrate`.
-
-    Attributes:
-        table: the table with new numbers for the measured generations.
-        added: the rows of the files.
-        skipped: why other files have no row.
-        numbers: the numbers that changed.
-    """
+    """The result of `calibrate`."""
 
     table: dict[str, Any]
+    """The table with new numbers for the measured generations."""
     added: Sequence[Added]
+    """The rows of the files."""
     skipped: Sequence[str]
+    """Why other files have no row."""
     numbers: Numbers
+    """The numbers that changed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the new table, and what changed."""

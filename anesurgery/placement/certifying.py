@@ -399,21 +399,18 @@ def _repairs_in_words(row: OpError) -> str:
 
 @dataclass(frozen=True)
 class _TriedInputs:
-    """A set of inputs, with the errors of the outputs on it.
-
-    Attributes:
-        values: the inputs.
-        misses: the outputs that miss the gate, in words.
-        psnr: the lowest PSNR of an output in dB; minus infinity if an output is not finite.
-        headroom: the distance in dB of the largest value of an op from the end of fp16.
-        described: how the search found the inputs, and where they lie; "" if they were given or drawn.
-    """
+    """A set of inputs, with the errors of the outputs on it."""
 
     values: Values
+    """The inputs."""
     misses: Sequence[str] = ()
+    """The outputs that miss the gate, in words."""
     psnr: float = math.inf
+    """The lowest PSNR of an output in dB; minus infinity if an output is not finite."""
     headroom: float = math.inf
+    """The distance in dB of the largest value of an op from the end of fp16."""
     described: str = ""
+    """How the search found the inputs, and where they lie; "" if they were given or drawn."""
 
     def badness(self) -> tuple[bool, float]:
         """Return a sort key: the worst inputs come first."""
@@ -426,19 +423,16 @@ class _TriedInputs:
 
 @dataclass(frozen=True)
 class _OpByOp:
-    """The errors on one set of inputs, op by op.
-
-    Attributes:
-        rows: the errors of every op.
-        outputs: arithmetic -> the error of each output.
-        choices: the ops that choose among floats.
-        norms_off: op that adds an epsilon -> the relative change of its norm in the conversion.
-    """
+    """The errors on one set of inputs, op by op."""
 
     rows: tuple[OpError, ...]
+    """The errors of every op."""
     outputs: dict[str, tuple[OutputComparison, ...]]
+    """Arithmetic -> the error of each output."""
     choices: tuple[Choice, ...]
+    """The ops that choose among floats."""
     norms_off: dict[str, float]
+    """Op that adds an epsilon -> the relative change of its norm in the conversion."""
 
 
 def _psnr_of_output(output: OutputComparison) -> float:
@@ -591,20 +585,17 @@ class _Best(NamedTuple):
 
 @dataclass
 class Trial:
-    """A search for worse inputs in one direction: along a gradient, or by random changes.
-
-    Attributes:
-        name: in words, as "the gradient of y".
-        point: the inputs tried last.
-        slope_at: a function of the inputs that gives the number to increase, and its gradients; None for random
-            changes.
-        step: the share of the range by which inputs move; 1 at first, halved after each step without a gain.
-    """
+    """A search for worse inputs in one direction: along a gradient, or by random changes."""
 
     name: str
+    """The name in words, as "the gradient of y"."""
     point: Values
+    """The inputs tried last."""
     slope_at: Callable[[Values], Slope] | None = None
+    """A function of the inputs that gives the number to increase, and its gradients; None for random
+    changes."""
     step: float = 1.0
+    """The share of the range by which inputs move; 1 at first, halved after each step without a gain."""
     _best: _Best | None = field(default=None, repr=False)
 
     def next(self, ranges: Ranges, rng: np.random.Generator) -> Values:

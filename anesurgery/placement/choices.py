@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,11 +33,14 @@ from anesurgery.mil import (
     is_output,
     is_stored,
     np_dtype,
+    operands,
     walk_ops,
 )
 from anesurgery.ops import COMPARISONS, MOVING, names
 from anesurgery.placement import verdicts
 from anesurgery.placement.inspection import OpRow
+
+Result = TypeVar("Result")
 
 CHOOSING = names("topk reduce_argmax reduce_argmin argsort non_maximum_suppression") | COMPARISONS
 """Ops whose results are choices among floats."""
@@ -58,26 +61,23 @@ class Margin(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An op that chooses, and how its choices change by rounding.
-
-    Attributes:
-        name: the name of the op.
-        op_type: MIL op type.
-        margin: between the last chosen score and the next.
-        error: arithmetic -> the largest error of its scores.
-        changed: arithmetic -> the share of its choices that differ from exact arithmetic.
-        exact_ops: names of the ops that must compute in fp32 so that no choice changes; empty if nothing
-            changes, or if none were found.
-        cost: the time that computing them in fp32 costs, in words.
-    """
+    """An op that chooses, and how its choices change by rounding."""
 
     name: str
+    """The name of the op."""
     op_type: str
+    """MIL op type."""
     margin: Margin
+    """Between the last chosen score and the next."""
     error: Mapping[str, float]
+    """Arithmetic -> the largest error of its scores."""
     changed: Mapping[str, float]
+    """Arithmetic -> the share of its choices that differ from exact arithmetic."""
     exact_ops: tuple[str, ...] = ()
+    """Names of the ops that must compute in fp32 so that no choice changes; empty if nothing changes, or if
+    none were found."""
     cost: str = field(default="", compare=False)
+    """The time that computing them in fp32 costs, in words."""
 
     @property
     def worst(self) -> float:
@@ -104,10 +104,9 @@ def scores_of(op: Operation) -> tuple[Var, ...]:
     return tuple(floats) if any(not is_stored(v) for v in floats) else ()
 
 
-def chosen(op: Operation, results: Sequence[Any]) -> torch.Tensor:
-    """Return the result that holds an op's choice: indices, or booleans of a comparison."""
-    value: torch.Tensor = results[CHOICE_OUTPUT.get(op.op_type, 0)]
-    return value
+def chosen(op: Operation, results: Sequence[Result]) -> Result:
+    """Return the result that holds an op's choice, or its name: indices, or booleans of a comparison."""
+    return results[CHOICE_OUTPUT.get(op.op_type, 0)]
 
 
 def changed_share(op: Operation, exact: torch.Tensor, other: torch.Tensor) -> float:
@@ -180,13 +179,8 @@ def upstream(function: Function, scores: Sequence[Var]) -> list[Operation]:
         op = pending.pop()
         if op not in reached and op.op_type != "const":
             reached.add(op)
-            pending += [v.op for v in _operand_values(op) if v.op is not None]
+            pending += [v.op for _, v in operands(op) if v.op is not None]
     return [op for op in function.operations if op in reached and _is_half(op)]
-
-
-def _operand_values(op: Operation) -> list[Var]:
-    lists = (value if isinstance(value, (list, tuple)) else [value] for value in op.inputs.values())
-    return [v for values in lists for v in values if isinstance(v, Var)]
 
 
 def _is_half(op: Operation) -> bool:
@@ -212,7 +206,7 @@ def exact_ops(
         The ops in file order, with the op itself at the end; [] if all ops before it do not suffice, or if the
         program cannot run so.
     """
-    name = op.outputs[CHOICE_OUTPUT.get(op.op_type, 0)].name
+    name = chosen(op, op.outputs).name
     exact = torch.as_tensor(np.asarray(run(program, values, function=function, outputs=[name])[name]))
     before = upstream(function_of(program, function), scores_of(op))
     trials = 0
@@ -248,7 +242,7 @@ def choosing_ops(function: Function) -> list[Operation]:
 
 def _reaches_output(op: Operation) -> bool:
     """Does the choice of an op reach an output, apart from moves, casts and one_hot?"""
-    reached, pending = set[Var](), [op.outputs[CHOICE_OUTPUT.get(op.op_type, 0)]]
+    reached, pending = set[Var](), [chosen(op, op.outputs)]
     while pending:
         var = pending.pop()
         if is_output(var):
@@ -288,7 +282,9 @@ class ChoiceWatch:
         scores = self._scores.get(results.op, ())
         if not scores or any(v not in self._seen for v in scores if not is_stored(v)):
             return
-        op, exact = results.op, [_exact_value(v, self._seen) for v in scores]
+        op = results.op
+        stored = (None if v in self._seen else torch.as_tensor(np.asarray(v.val)).float() for v in scores)
+        exact = [self._seen[v].exact if s is None else s for v, s in zip(scores, stored, strict=True)]
         changed = {
             a: changed_share(op, chosen(op, results.exact), chosen(op, v)) for a, v in results.grown.items()
         }
@@ -302,11 +298,6 @@ class ChoiceWatch:
             name=op.outputs[0].name, op_type=op.op_type, margin=margin(op, exact), error=error, changed=changed
         )
         self.choices = (*self.choices, choice)
-
-
-def _exact_value(var: Var, seen: Mapping[Var, _SeenScores]) -> torch.Tensor:
-    """Return a value in exact arithmetic; a constant as it is stored."""
-    return seen[var].exact if var in seen else torch.as_tensor(np.asarray(var.val)).float()
 
 
 def _largest_error(exact: torch.Tensor, other: torch.Tensor | None) -> float:

@@ -34,18 +34,15 @@ DEVICES = {"MLNeuralEngineComputeDevice": "ane", "MLGPUComputeDevice": "gpu", "M
 
 @dataclass(frozen=True)
 class Plan:
-    """Core ML's own plan for a model.
-
-    Attributes:
-        units: name of an op (of its first output) or layer -> "ane", "gpu" or "cpu". In a pipeline the index of
-            the part comes first: "1/conv". Ops without an answer are absent; empty if Core ML was not asked.
-        host: chip and OS of the Mac: "Apple M4, macOS 15.3".
-        compute_units: the setting that the plan was made for.
-    """
+    """Core ML's own plan for a model."""
 
     units: dict[str, str] = field(default_factory=dict)
+    """Name of an op (of its first output) or layer -> "ane", "gpu" or "cpu". In a pipeline the index of the
+    part comes first: "1/conv". Ops without an answer are absent; empty if Core ML was not asked."""
     host: str = ""
+    """Chip and OS of the Mac: "Apple M4, macOS 15.3"."""
     compute_units: str = ""
+    """The setting that the plan was made for."""
 
 
 def plan(model: Any, target: Target, function: str | None = None) -> Plan:
@@ -133,21 +130,18 @@ def _named_units(compiled: Any, structure: Any, function: str | None, prefix: st
 
 @dataclass(frozen=True)
 class PlannedOp:
-    """What a plan says about one op.
-
-    Attributes:
-        name: the name of its first output.
-        op: its type, without the opset.
-        unit: the preferred unit; None if the plan names none.
-        supported: the units that can run it.
-        cost: its share of the cost of the whole model; None if the plan does not say it.
-    """
+    """What a plan says about one op."""
 
     name: str
+    """The name of its first output."""
     op: str
+    """Its type, without the opset."""
     unit: str | None
+    """The preferred unit; None if the plan names none."""
     supported: tuple[str, ...]
+    """The units that can run it."""
     cost: float | None
+    """Its share of the cost of the whole model; None if the plan does not say it."""
 
 
 def planned_ops(compiled: Any, function: str | None = None) -> list[PlannedOp]:

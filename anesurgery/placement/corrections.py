@@ -26,30 +26,24 @@ UNITS = ("ane", "cpu")
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction of the estimates of one op type on one unit.
-
-    Attributes:
-        factor: the corrected estimate is `factor` times the formula's.
-        off: the largest error of an estimate whose factor was learned from the other cases, as a ratio >= 1.
-        cases: the number of ops in the plans that it was learned from.
-    """
+    """The correction of the estimates of one op type on one unit."""
 
     factor: float
+    """The corrected estimate is `factor` times the formula's."""
     off: float
+    """The largest error of an estimate whose factor was learned from the other cases, as a ratio >= 1."""
     cases: int
+    """The number of ops in the plans that it was learned from."""
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """The user's own table of corrections.
-
-    Attributes:
-        hosts: chips and systems whose plans it comes from.
-        rates: op type -> unit ("ane", "cpu") -> correction.
-    """
+    """The user's own table of corrections."""
 
     hosts: tuple[str, ...]
+    """Chips and systems whose plans it comes from."""
     rates: Mapping[str, Mapping[str, Correction]]
+    """Op type -> unit ("ane", "cpu") -> correction."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file as plain data."""

@@ -76,20 +76,18 @@ class Rates:
     """The rates of one size class of sums of products.
 
     The class is chosen by a feature: operations for `linear`, operations per byte for `conv`.
-
-    Attributes:
-        cut: the least value of the feature in this class.
-        edge: the class is uncertain from cut / edge to cut * edge: the cut is rounded, or no case lies there.
-        ane: operations per microsecond on the ANE.
-        cpu: operations per microsecond on the CPU.
-        off: (ANE, CPU): how many times the rates that were seen are higher or lower.
     """
 
     cut: float
+    """The least value of the feature in this class."""
     edge: float
+    """The class is uncertain from cut / edge to cut * edge: the cut is rounded, or no case lies there."""
     ane: float
+    """Operations per microsecond on the ANE."""
     cpu: float
+    """Operations per microsecond on the CPU."""
     off: tuple[float, float] = (1.0, 1.0)
+    """(ANE, CPU): how many times the rates that were seen are higher or lower."""
 
     def times(self, flop: float) -> tuple[float, float]:
         """Return the microseconds of so many operations on (ANE, CPU)."""

@@ -28,32 +28,29 @@ NEAR_RATIO = 1.1
 
 @dataclass(frozen=True)
 class Time:
-    """Milliseconds of one prediction with CPU_AND_NE; an estimate, not a measurement.
-
-    Attributes:
-        ms: the estimate.
-        low, high: the band that should hold 80 % of measurements.
-        measurements: number of published times behind the factor of the generation; 0 for a model that runs on
-            the CPU alone, whose time is Core ML's own estimate.
-        source: who published these times.
-        parts: milliseconds by source of cost: products, memory (ops that only move numbers), weights (reading
-            them), waiting (of small ops for one another), CPU, switches, dispatch.
-        by_op: milliseconds by key; two times are assumed to have the same error in one key.
-        off: key -> standard deviation of the logarithm of its milliseconds.
-        reach: the half width of the band in standard deviations.
-        unlike: the error of work that only one of two times has, as a multiple of the error of its key.
-    """
+    """Milliseconds of one prediction with CPU_AND_NE; an estimate, not a measurement."""
 
     ms: float
+    """The estimate."""
     low: float
     high: float
+    """`low` to `high` should hold 80 % of measurements."""
     measurements: int
+    """Number of published times behind the factor of the generation; 0 for a model that runs on the CPU alone,
+    whose time is Core ML's own estimate."""
     source: str
+    """Who published these times."""
     parts: Mapping[str, float]
+    """Milliseconds by source of cost: products, memory (ops that only move numbers), weights (reading them),
+    waiting (of small ops for one another), CPU, switches, dispatch."""
     by_op: Mapping[Key, float] = field(repr=False)
+    """Milliseconds by key; two times are assumed to have the same error in one key."""
     off: Mapping[Key, float] = field(default_factory=dict, repr=False)
+    """Key -> standard deviation of the logarithm of its milliseconds."""
     reach: float = 1.0
+    """The half width of the band in standard deviations."""
     unlike: float = 1.0
+    """The error of work that only one of two times has, as a multiple of the error of its key."""
 
     @classmethod
     def of(cls, by_op: Mapping[Key, float], off: Mapping[Key, float], common: float, **rest: Any) -> Time:
@@ -124,19 +121,15 @@ def total_of(times: Sequence[Time | None]) -> Time | None:
 
 @dataclass(frozen=True)
 class Change:
-    """The times before and after, and the band of their ratio.
-
-    Attributes:
-        before, after: both times.
-        ratio: after / before; below 1 is faster.
-        low, high: the band that should hold 80 % of measured ratios; errors that both sides share cancel.
-    """
+    """The times before and after, and the band of their ratio."""
 
     before: Time
     after: Time
     ratio: float
+    """After / before; below 1 is faster."""
     low: float
     high: float
+    """`low` to `high` should hold 80 % of measured ratios; errors that both sides share cancel."""
 
     def __str__(self) -> str:
         return f"time {self.before} -> {self.after}, {self.verdict}"

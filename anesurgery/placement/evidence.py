@@ -32,23 +32,20 @@ class Grade(enum.Enum):
 
 @dataclass(frozen=True)
 class Scope:
-    """The chips and systems for which a rule holds, and through which software that was found.
-
-    Attributes:
-        families: generations of the engine (`Chip.family`) that it concerns; empty for all.
-        os: where it was seen, in words ("seen on M4, macOS 27.0.1"); "" if the source does not say.
-        until: (platform, last major release on which it holds) pairs, as (("iOS", 17),); empty for no end.
-        since: (platform, first major release) pairs.
-        model_type: "mlprogram", "neuralnetwork", or "any".
-        via: "Core ML", or "compiler" for the private ANE compiler.
-    """
+    """The chips and systems for which a rule holds, and through which software that was found."""
 
     families: frozenset[int] = frozenset()
+    """Generations of the engine (`Chip.family`) that it concerns; empty for all."""
     os: str = ""
+    """Where it was seen, in words ("seen on M4, macOS 27.0.1"); "" if the source does not say."""
     until: tuple[tuple[str, int], ...] = ()
+    """(platform, last major release on which it holds) pairs, as (("iOS", 17),); empty for no end."""
     since: tuple[tuple[str, int], ...] = ()
+    """(platform, first major release) pairs."""
     model_type: str = "mlprogram"
+    """"mlprogram", "neuralnetwork", or "any"."""
     via: str = "Core ML"
+    """"Core ML", or "compiler" for the private ANE compiler."""
 
     def concerns(self, target: Target) -> bool:
         """Does it include any chip of the target, on its OS? A target without an OS is always concerned."""
@@ -73,32 +70,31 @@ KINDS = frozenset(["load", "conversion", "legality", "speed", "memory", "numeric
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a rule, about an op, or about the model as a whole.
-
-    Attributes:
-        rule: id of the rule.
-        kind: "load" (the OS refuses the model), "conversion" (what the model meant was lost), "legality",
-            "speed", "memory", "numeric", "interface" or "shape".
-        message: what was found, with the value found.
-        because: why it matters.
-        source: who measured or said it.
-        grade: how well it is supported.
-        scope: the chips and OS on which it was seen, in words.
-        remedy: the name of the pass that repairs it; None if there is none.
-        advice: what the user can do if there is no pass.
-        op: name of the op; "" for a finding about the model.
-    """
+    """One result of a rule, about an op, or about the model as a whole."""
 
     rule: str
+    """Id of the rule."""
     kind: str
+    """"load" (the OS refuses the model), "conversion" (what the model meant was lost), "legality", "speed",
+    "memory", "numeric", "interface" or "shape"."""
     message: str
+    """What was found, with the value found."""
     because: str
+    """Why it matters."""
     source: str
+    """Who measured or said it."""
     grade: Grade
+    """How well it is supported."""
     scope: str = ""
+    """The chips and OS on which it was seen, in words."""
     remedy: str | None = None
+    """The name of the pass that repairs it; None if there is none."""
     advice: str = ""
+    """What the user can do if there is no pass."""
     op: str = ""
+    """Name of the op; "" for a finding about the model."""
+    decibels: float | None = None
+    """The PSNR in dB of what fp16 leaves of the op's result; None where that is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -111,40 +107,39 @@ RemedyFor: TypeAlias = Callable[[Any, Target], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of a table of rules: the ops, the condition, the verdict and its source.
-
-    Attributes:
-        id: a short name, cited by findings.
-        ops: op types; empty for all.
-        because: why it matters, in one sentence.
-        source: who measured or said it.
-        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the op
-            doubtful, and other kinds do not decide this.
-        test: returns the value found, in words, if the condition holds, else ""; None for no condition. It is
-            given an op, or the layer of a neural network.
-        grade: how well it is supported.
-        scope: the chips and OS for which it holds.
-        kind: the kind of its findings (see `Finding`).
-        remedy: the name of the pass that repairs every finding; None if there is none.
-        remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
-        advice: what to do if there is no pass.
-        looks_beyond: for which ops the test looks beyond their operands and consumers, so that its result
-            cannot be cached: "any", "integers" for ops on integers, "" for none.
-    """
+    """A row of a table of rules: the ops, the condition, the verdict and its source."""
 
     id: str
+    """A short name, cited by findings."""
     ops: frozenset[str]
+    """Op types; empty for all."""
     because: str
+    """Why it matters, in one sentence."""
     source: str
+    """Who measured or said it."""
     legal: bool | None = None
+    """False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the op
+    doubtful, and other kinds do not decide this."""
     test: Callable[[Any, Target], str] | None = None
+    """Returns the value found, in words, if the condition holds, else ""; None for no condition. It is given an
+    op, or the layer of a neural network."""
     grade: Grade = Grade.MEASURED
+    """How well it is supported."""
     scope: Scope = Scope()
+    """The chips and OS for which it holds."""
     kind: str = "legality"
+    """The kind of its findings (see `Finding`)."""
     remedy: str | None = None
+    """The name of the pass that repairs every finding; None if there is none."""
     advice: str = ""
+    """What to do if there is no pass."""
     looks_beyond: Literal["", "integers", "any"] = ""
+    """For which ops the test looks beyond their operands and consumers, so that its result cannot be cached:
+    "any", "integers" for ops on integers, "" for none."""
     remedy_for: RemedyFor | None = None
+    """Returns the pass for one op, if that depends on the op; it then replaces `remedy`."""
+    decibels_for: Callable[[Any, Target], float] | None = None
+    """Returns the PSNR in dB of what fp16 leaves of one op's result; None if that is not known."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -153,8 +148,10 @@ class Rule:
             )
 
     def finding_about(self, op: Any, name: str, message: str, target: Target) -> Finding:
-        """Return the finding about an op or layer, with the pass that repairs it."""
+        """Return the finding about an op or layer, with the pass that repairs it and the size of the error."""
         finding = self.finding(message, name)
+        if self.decibels_for is not None:
+            finding = replace(finding, decibels=self.decibels_for(op, target))
         return finding if self.remedy_for is None else replace(finding, remedy=self.remedy_for(op, target))
 
     def finding(self, message: str, name: str = "") -> Finding:

@@ -32,28 +32,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Flexible:
-    """The shapes that the dynamic inputs of a function may have.
-
-    Attributes:
-        default: the default shapes; empty where the model does not say.
-        listed: every enumerated combination of shapes, the default first; empty for a range.
-    """
+    """The shapes that the dynamic inputs of a function may have."""
 
     default: dict[str, tuple[int, ...]]
+    """The default shapes; empty where the model does not say."""
     listed: tuple[dict[str, tuple[int, ...]], ...] = ()
+    """Every enumerated combination of shapes, the default first; empty for a range."""
 
 
 @dataclass(frozen=True)
 class AtShape:
-    """Where the ops run at one enumerated shape.
-
-    Attributes:
-        shape: the shapes in words: "x 1x3x256x256".
-        counts: preferred unit, or "unknown" -> number of ops.
-    """
+    """Where the ops run at one enumerated shape."""
 
     shape: str
+    """The shapes in words: "x 1x3x256x256"."""
     counts: dict[str, int]
+    """Preferred unit, or "unknown" -> number of ops."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {unit}" for unit, count in self.counts.items())

@@ -59,46 +59,42 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One op with its verdict, unit, findings and estimates.
-
-    Attributes:
-        index: place in file order.
-        name: the name of its first output.
-        op_type: MIL op type, or layer type of a neural network.
-        shape: of the first output, in words ("1x64x32x32").
-        dtype: of the first output.
-        legal: can the ANE run it? None: unknown.
-        preferred: "ane", "cpu", "gpu", or None: unknown.
-        segment: number of the segment it belongs to.
-        findings: what rules found in it.
-        flop: floating point operations; a multiply and an add count as two.
-        bytes: read and written at run time.
-        estimate: None where there is no data.
-        measured: the unit that Core ML's own plan names, when it was asked.
-        depth: nesting in control flow; 0 outside.
-        rounds: how often it runs in one prediction: the number of rounds of the loops around it.
-        ms: milliseconds of all its runs in one prediction, estimated as `Inspection.time` is; None without
-        that.
-        weights: bytes of the constants that it reads.
-    """
+    """One op with its verdict, unit, findings and estimates."""
 
     index: int
+    """Place in file order."""
     name: str
+    """The name of its first output."""
     op_type: str
+    """MIL op type, or layer type of a neural network."""
     shape: str
+    """The shape of the first output, in words ("1x64x32x32")."""
     dtype: str
+    """The dtype of the first output."""
     legal: bool | None
+    """Can the ANE run it? None: unknown."""
     preferred: str | None
+    """"ane", "cpu", "gpu", or None: unknown."""
     segment: int
+    """Number of the segment it belongs to."""
     findings: tuple[Finding, ...] = ()
+    """What rules found in it."""
     flop: int = 0
+    """Floating point operations; a multiply and an add count as two."""
     bytes: int = 0
+    """Read and written at run time."""
     estimate: Estimate | None = None
+    """None where there is no data."""
     measured: str | None = None
+    """The unit that Core ML's own plan names, when it was asked."""
     depth: int = 0
+    """Nesting in control flow; 0 outside."""
     rounds: int = 1
+    """How often it runs in one prediction: the number of rounds of the loops around it."""
     ms: float | None = None
+    """Milliseconds of all its runs in one prediction, estimated as `Inspection.time` is; None without that."""
     weights: int = 0
+    """Bytes of the constants that it reads."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -111,25 +107,22 @@ class OpRow:
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring ops that run on one unit.
-
-    Attributes:
-        index: number in file order, over all units.
-        unit: "ane", "cpu", "gpu" or None.
-        ops: names of its ops in file order.
-        inputs: name -> shape of what it reads from outside; constants are not counted.
-        outputs: name -> shape of what is read outside.
-        readers: numbers of the segments that read its outputs.
-        ms: milliseconds of its ops, estimated as `Inspection.time` is; None without that.
-    """
+    """Neighbouring ops that run on one unit."""
 
     index: int
+    """Number in file order, over all units."""
     unit: str | None
+    """"ane", "cpu", "gpu" or None."""
     ops: tuple[str, ...]
+    """Names of its ops in file order."""
     inputs: dict[str, tuple[int, ...]]
+    """Name -> shape of what it reads from outside; constants are not counted."""
     outputs: dict[str, tuple[int, ...]]
+    """Name -> shape of what is read outside."""
     readers: tuple[int, ...] = ()
+    """Numbers of the segments that read its outputs."""
     ms: float | None = None
+    """Milliseconds of its ops, estimated as `Inspection.time` is; None without that."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -138,29 +131,26 @@ class Segment:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that a model needs, in bytes.
-
-    Attributes:
-        weights: all weights as stored: compressed ones count as compressed.
-        activations: the largest sum of values that live at the same time, without padding of the last axis.
-        largest: the largest single value.
-        limit: the weights that one program may hold on the target; None if unknown.
-        chunks: the number of programs of equal weight that would fit the limit.
-        states: all states.
-        state_traffic: what one call reads from states and writes to them; slices count by their own size.
-        expanded: the weights decompressed, as on units that compute with fp16; 0 if no weight is compressed.
-        app: what an app may take on the target before iOS ends it, as was seen of one; None if unknown.
-    """
+    """The memory that a model needs, in bytes."""
 
     weights: int
+    """All weights as stored: compressed ones count as compressed."""
     activations: int
+    """The largest sum of values that live at the same time, without padding of the last axis."""
     largest: int
+    """The largest single value."""
     limit: int | None
+    """The weights that one program may hold on the target; None if unknown."""
     chunks: int
+    """The number of programs of equal weight that would fit the limit."""
     states: int = 0
+    """All states."""
     state_traffic: int = 0
+    """What one call reads from states and writes to them; slices count by their own size."""
     expanded: int = 0
+    """The weights decompressed, as on units that compute with fp16; 0 if no weight is compressed."""
     app: int | None = None
+    """What an app may take on the target before iOS ends it, as was seen of one; None if unknown."""
 
     @property
     def needed(self) -> int:

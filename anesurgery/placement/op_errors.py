@@ -40,19 +40,16 @@ _SIDES = names("in out input output new next old prev previous past present upda
 
 @dataclass(frozen=True)
 class StepErrors:
-    """The errors of the outputs over many calls, with outputs fed back to inputs.
-
-    Attributes:
-        feedback: output -> the input that it feeds in the next call.
-        guessed: were the pairs found by their shapes, and not by their names or by the caller?
-        states: names of the states, which keep their values from call to call.
-        decibels: arithmetic -> PSNR in dB of the worst output of each call.
-    """
+    """The errors of the outputs over many calls, with outputs fed back to inputs."""
 
     feedback: Mapping[str, str]
+    """Output -> the input that it feeds in the next call."""
     guessed: bool
+    """Were the pairs found by their shapes, and not by their names or by the caller?"""
     states: tuple[str, ...]
+    """Names of the states, which keep their values from call to call."""
     decibels: Mapping[str, tuple[float, ...]]
+    """Arithmetic -> PSNR in dB of the worst output of each call."""
 
     @property
     def count(self) -> int:
@@ -193,46 +190,40 @@ MOST_SAMPLES = 4096
 
 @dataclass(frozen=True)
 class Histogram:
-    """The histogram of a value in exact arithmetic and in the others, over the same bins.
-
-    Attributes:
-        low: the start of the first bin, a little below the least finite number in exact arithmetic.
-        high: the end of the last bin, a little above the largest finite number.
-        counts: arithmetic ("fp32" is exact) -> elements in each bin.
-        outside: arithmetic -> elements below or above all bins, or not finite.
-    """
+    """The histogram of a value in exact arithmetic and in the others, over the same bins."""
 
     low: float
+    """The start of the first bin, a little below the least finite number in exact arithmetic."""
     high: float
+    """The end of the last bin, a little above the largest finite number."""
     counts: Mapping[str, tuple[int, ...]]
+    """Arithmetic ("fp32" is exact) -> elements in each bin."""
     outside: Mapping[str, int]
+    """Arithmetic -> elements below or above all bins, or not finite."""
 
 
 @dataclass(frozen=True)
 class OpError:
-    """The error of one op.
-
-    Attributes:
-        name: the name of its first output.
-        op_type: MIL op type; a loop or a branch is one op.
-        own: arithmetic -> PSNR in dB of its worst output, computed from exact operands.
-        grown: arithmetic -> the same, computed from operands with the errors of the ops before it.
-        largest: the largest magnitude of its outputs in exact arithmetic, without masked scores.
-        rules: ids of numeric findings of `inspect` about it.
-        repairs: passes that these findings name; for an op below the gate without one, those of its neighbours.
-        reads: names of the first outputs of the ops that it reads, constants among them.
-        histogram: histogram of its first output of floats, with the errors of the ops before it.
-    """
+    """The error of one op."""
 
     name: str
+    """The name of its first output."""
     op_type: str
+    """MIL op type; a loop or a branch is one op."""
     own: Mapping[str, float]
+    """Arithmetic -> PSNR in dB of its worst output, computed from exact operands."""
     grown: Mapping[str, float]
+    """Arithmetic -> the same, computed from operands with the errors of the ops before it."""
     largest: float
+    """The largest magnitude of its outputs in exact arithmetic, without masked scores."""
     rules: tuple[str, ...] = ()
+    """Ids of numeric findings of `inspect` about it."""
     repairs: tuple[str, ...] = ()
+    """Passes that these findings name; for an op below the gate without one, those of its neighbours."""
     reads: tuple[str, ...] = ()
+    """Names of the first outputs of the ops that it reads, constants among them."""
     histogram: Histogram | None = field(default=None, repr=False)
+    """Histogram of its first output of floats, with the errors of the ops before it."""
 
     @property
     def worst(self) -> float:

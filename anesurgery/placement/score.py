@@ -100,19 +100,16 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """How long all functions of a program take, one after the other.
-
-    Attributes:
-        cost: microseconds under the first assumptions of `_ASSUMPTIONS`.
-        at_worst: microseconds under the last.
-        time: the time of its only function; None where there are several, or no time is known.
-        doubt: the share by which the time would grow if all ops of unknown placement ran on the CPU.
-    """
+    """How long all functions of a program take, one after the other."""
 
     cost: float
+    """Microseconds under the first assumptions of `_ASSUMPTIONS`."""
     at_worst: float
+    """Microseconds under the last."""
     time: Time | None = None
+    """The time of its only function; None where there are several, or no time is known."""
     doubt: float = 0.0
+    """The share by which the time would grow if all ops of unknown placement ran on the CPU."""
 
     @classmethod
     def of(cls, parts: Sequence[Inspection]) -> Expected:
@@ -253,59 +250,56 @@ WORTH = ("loading", "enough time", "any switches", "weights", "layers")
 
 @dataclass(frozen=True)
 class Score:
-    """The measures of a model on a target, summed over all functions of its program.
-
-    Attributes:
-        ops: number of ops, without constants.
-        on_ops: number of ops that prefer the ANE.
-        flop: floating point operations of all ops.
-        on_flop: floating point operations of the ops that prefer the ANE.
-        perhaps_flop: floating point operations of the ops whose unit is unknown but may be the ANE.
-        perhaps_ops: number of those ops.
-        switches: number of changes of the unit.
-        estimate: Core ML's cost in microseconds, to compare forms of one model; not a run time.
-        at_worst: the cost under the assumptions that are worst for many small ops.
-        time: the expected time on the target's chip; it decides if both models have one.
-        doubt: the share by which the time would grow if all ops of unknown unit ran on the CPU.
-        unknown: number of ops without a verdict or an estimate.
-        findings: number of findings, if the inspection looked for them.
-        legal: (number of the function, name) of the ops that the ANE can run.
-        illegal: (number of the function, name) of the ops that it cannot run.
-        illegal_flop: floating point operations of the illegal ops.
-        legal_flop: floating point operations of the legal ops.
-        weights: bytes as stored; functions that share weights each count them.
-        moved: bytes that all ops read and write at run time.
-        casts: number of casts.
-        transposes: number of transpositions.
-        unplaced: number of ops whose unit is unknown.
-        refused: why the OS does not load the model, in words; "" if it does, as far as known.
-        untimed: why there is no time, in words; "" if there is one, or no reason is known.
-    """
+    """The measures of a model on a target, summed over all functions of its program."""
 
     ops: int
+    """Number of ops, without constants."""
     on_ops: int
+    """Number of ops that prefer the ANE."""
     flop: int
+    """Floating point operations of all ops."""
     on_flop: int
+    """Floating point operations of the ops that prefer the ANE."""
     switches: int
+    """Number of changes of the unit."""
     estimate: float
+    """Core ML's cost in microseconds, to compare forms of one model; not a run time."""
     unknown: int
+    """Number of ops without a verdict or an estimate."""
     findings: int
+    """Number of findings, if the inspection looked for them."""
     legal: frozenset[tuple[int, str]]
+    """(number of the function, name) of the ops that the ANE can run."""
     illegal: frozenset[tuple[int, str]]
+    """(number of the function, name) of the ops that it cannot run."""
     illegal_flop: int = 0
+    """Floating point operations of the illegal ops."""
     legal_flop: int = 0
+    """Floating point operations of the legal ops."""
     weights: int = 0
+    """Bytes as stored; functions that share weights each count them."""
     moved: int = 0
+    """Bytes that all ops read and write at run time."""
     casts: int = 0
+    """Number of casts."""
     transposes: int = 0
+    """Number of transpositions."""
     at_worst: float = 0.0
+    """The cost under the assumptions that are worst for many small ops."""
     time: Time | None = None
+    """The expected time on the target's chip; it decides if both models have one."""
     doubt: float = 0.0
+    """The share by which the time would grow if all ops of unknown unit ran on the CPU."""
     perhaps_flop: int = 0
+    """Floating point operations of the ops whose unit is unknown but may be the ANE."""
     unplaced: int = 0
+    """Number of ops whose unit is unknown."""
     refused: str = ""
+    """Why the OS does not load the model, in words; "" if it does, as far as known."""
     untimed: str = ""
+    """Why there is no time, in words; "" if there is one, or no reason is known."""
     perhaps_ops: int = 0
+    """Number of those ops."""
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Score:

@@ -51,46 +51,40 @@ FORMS = {
 
 
 class OpLoad(NamedTuple):
-    """The work of one op, or of `count` equal ops, in one run.
-
-    Attributes:
-        op_type: the op type of MIL.
-        us: Core ML's own estimate on its unit, in microseconds.
-        weight: bytes of weights that it reads, as stored.
-        long: is it part of attention over at least `LONG` positions?
-        cpu: does it run on the CPU?
-        chain: is it on the longest chain of dependent ops?
-        form: how its weights are stored.
-        rows: positions that share each weight, where the form of the weights matters; else 0.
-        notch: does reading its weights stall, as `rules.slow.dma_notch` finds?
-        count: how many such ops there are; an op in a loop counts once for each round.
-    """
+    """The work of one op, or of `count` equal ops, in one run."""
 
     op_type: str
+    """The op type of MIL."""
     us: float
+    """Core ML's own estimate on its unit, in microseconds."""
     weight: int = 0
+    """Bytes of weights that it reads, as stored."""
     long: bool = False
+    """Is it part of attention over at least `LONG` positions?"""
     cpu: bool = False
+    """Does it run on the CPU?"""
     chain: bool = False
+    """Is it on the longest chain of dependent ops?"""
     form: str = PLAIN
+    """How its weights are stored."""
     rows: int = 0
+    """Positions that share each weight, where the form of the weights matters; else 0."""
     notch: bool = False
+    """Does reading its weights stall, as `rules.slow.dma_notch` finds?"""
     count: int = 1  # type: ignore[assignment]  # a field here, and a method of tuples
+    """How many such ops there are; an op in a loop counts once for each round."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The work of a function.
-
-    Attributes:
-        ops: the work of its ops, in file order, or merged.
-        switches: how often the unit changes at a cost.
-        doubtful: the work if all ops of unknown unit run on the CPU; None if there are no such ops.
-    """
+    """The work of a function."""
 
     ops: tuple[OpLoad, ...]
+    """The work of its ops, in file order, or merged."""
     switches: int = 0
+    """How often the unit changes at a cost."""
     doubtful: Load | None = None
+    """The work if all ops of unknown unit run on the CPU; None if there are no such ops."""
 
     @property
     def on_cpu(self) -> bool:
@@ -264,19 +258,16 @@ OF_CPU = "Core ML's own estimate of the CPU"
 
 
 class Spent(NamedTuple):
-    """Microseconds that one run of an op takes.
-
-    Attributes:
-        kind: source of cost: "CPU", "products" or "memory".
-        own: Core ML's estimate, times the factors of the chip.
-        reading: what reading the weights takes beyond that.
-        waiting: what the least time of an op on the longest chain adds to both.
-    """
+    """Microseconds that one run of an op takes."""
 
     kind: str
+    """Source of cost: "CPU", "products" or "memory"."""
     own: float
+    """Core ML's estimate, times the factors of the chip."""
     reading: float = 0.0
+    """What reading the weights takes beyond that."""
     waiting: float = 0.0
+    """What the least time of an op on the longest chain adds to both."""
 
     @property
     def total(self) -> float:
@@ -286,26 +277,24 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """The fitted numbers of one chip.
-
-    Attributes:
-        factor: of its generation; it multiplies Core ML's estimates.
-        gb: GB/s at which it reads weights.
-        fixed, switch, floor: microseconds of a prediction, of a change of the unit, and the least time of an
-            op on the longest chain.
-        long: how many times longer attention over long sequences takes.
-        notch: how many times longer it takes to read weights that `rules.slow.dma_notch` finds.
-        forms: form of weights -> its factors "reading", "computing" and "grows" (with rows).
-    """
+    """The fitted numbers of one chip."""
 
     factor: float
+    """The factor of its generation; it multiplies Core ML's estimates."""
     gb: float
+    """GB/s at which it reads weights."""
     fixed: float
+    """Microseconds of a prediction."""
     switch: float
+    """Microseconds of a change of the unit."""
     floor: float
+    """The least microseconds of an op on the longest chain."""
     long: float
+    """How many times longer attention over long sequences takes."""
     notch: float
+    """How many times longer it takes to read weights that `rules.slow.dma_notch` finds."""
     forms: Mapping[str, Mapping[str, Any]]
+    """Form of weights -> its factors "reading", "computing" and "grows" (with rows)."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], family: int, chip: str) -> Rates:
@@ -429,17 +418,14 @@ def deviation(key: Key, table: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Timed:
-    """The time of a function, or the reason why there is none.
-
-    Attributes:
-        time: the time of one prediction; None if nothing allows an estimate.
-        why: why there is no time, in words; "" if there is one.
-        each: milliseconds of each op, in file order; empty without a time.
-    """
+    """The time of a function, or the reason why there is none."""
 
     time: Time | None
+    """The time of one prediction; None if nothing allows an estimate."""
     why: str = ""
+    """Why there is no time, in words; "" if there is one."""
     each: tuple[float, ...] = ()
+    """Milliseconds of each op, in file order; empty without a time."""
 
 
 def why_not_of(target: Target, numbers: Mapping[str, Any] | None = None) -> str:

@@ -33,23 +33,20 @@ NO_SAFE_DEFAULT = (
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """Milliseconds of one model with several settings of compute units.
-
-    Attributes:
-        kind: the kind of model, as `kind_of` names it.
-        chip: the chip as it is sold: "M4 Pro".
-        batch: images or sequences in one prediction.
-        model: the model in words.
-        ms: setting -> milliseconds of one prediction.
-        source: who measured it, with the OS.
-    """
+    """Milliseconds of one model with several settings of compute units."""
 
     kind: str
+    """The kind of model, as `kind_of` names it."""
     chip: str
+    """The chip as it is sold: "M4 Pro"."""
     batch: int
+    """Images or sequences in one prediction."""
     model: str
+    """The model in words."""
     ms: Mapping[str, float] = field(hash=False)
+    """Setting -> milliseconds of one prediction."""
     source: str
+    """Who measured it, with the OS."""
 
     def fastest(self) -> frozenset[str]:
         """Return the settings among `ADVISED` that take the least time, or nearly the least."""

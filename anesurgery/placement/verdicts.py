@@ -112,10 +112,6 @@ class Legality:
         """
         return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
 
-    def _words_of(self, rule: Rule, op: Operation) -> str:
-        """Return what a rule finds in an op, in words; "" if the rule does not apply to it."""
-        return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
-
     def may_look_beyond(self, op: Operation) -> bool:
         """May a rule look further than at the neighbours of an op, so that its verdict cannot be cached?"""
         rules = (rule for rule in self._looking_beyond if not rule.ops or op.op_type in rule.ops)
@@ -129,7 +125,8 @@ class Legality:
     def _applying(self, op: Operation) -> Iterator[tuple[Rule, Finding]]:
         """Yield each rule that forbids an op or makes it doubtful, with its finding."""
         for rule in self._rules.about(op):
-            if words := self._words_of(rule, op):
+            words = rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
+            if words:
                 yield rule, rule.finding_about(op, op.outputs[0].name, words, self.target)
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
@@ -411,19 +408,15 @@ def _nesting_finding(op: Operation) -> Finding:
 
 @dataclass(frozen=True)
 class View:
-    """The assumptions about uncertain ops under which a path is found.
-
-    Attributes:
-        hopeful: True: doubtful ops are legal, and estimates are off in favour of the ANE. False: doubtful ops
-            are illegal, and estimates are off against it. None: doubtful ops are illegal, and estimates are
-            right.
-        gpu: what the GPU costs: "guess" (by estimate), "free", or "" where it may not be used.
-        ane: may the ANE run anything at all?
-    """
+    """The assumptions about uncertain ops under which a path is found."""
 
     hopeful: bool | None
+    """True: doubtful ops are legal, and estimates are off in favour of the ANE. False: doubtful ops are
+    illegal, and estimates are off against it. None: doubtful ops are illegal, and estimates are right."""
     gpu: str = ""
+    """What the GPU costs: "guess" (by estimate), "free", or "" where it may not be used."""
     ane: bool = True
+    """May the ANE run anything at all?"""
 
 
 def views(target: Target, doubts: Sequence[Finding] = (), judged: Sequence[Judged] = ()) -> tuple[View, ...]:
@@ -481,10 +474,10 @@ class Choice(NamedTuple):
 def choose(judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()) -> Choice:
     """Choose the units of all ops together."""
     paths = [cheapest_path([_costs(j, target, view) for j in judged]) for view in views(target, doubts, judged)]
-    units = [
-        UNITS[in_views[0]] if len(set(in_views)) == 1 and _may_name_unit(j) else None
-        for j, *in_views in zip(judged, *paths, strict=True)
-    ]
+    units: list[str | None] = []
+    for j, *in_views in zip(judged, *paths, strict=True):
+        has_unit = j.legal is False or j.estimate is not None  # without estimate only if the ANE cannot run it
+        units.append(UNITS[in_views[0]] if has_unit and len(set(in_views)) == 1 else None)
     return Choice(units, likeliest_cost(judged, target))
 
 
@@ -493,11 +486,6 @@ def likeliest_cost(judged: Sequence[Judged], target: Target) -> float:
     view = View(hopeful=None, gpu="guess" if target.gpu_fitted else "")
     costs = [_costs(j, target, view) for j in judged]
     return path_cost(costs, cheapest_path(costs))
-
-
-def _may_name_unit(judged: Judged) -> bool:
-    """May a unit be named for an op? Without an estimate only if the ANE cannot run it."""
-    return judged.legal is False or judged.estimate is not None
 
 
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
@@ -525,10 +513,8 @@ def _gpu_cost(judged: Judged, estimate: Estimate, view: View, on_ane: bool) -> f
     """Return the microseconds on the GPU; infinite for `cost.WEIGHT_PRODUCTS` that the ANE may run."""
     if view.gpu == "free":
         return 0.0
-    is_unfitted = on_ane and judged.op.op_type in cost.WEIGHT_PRODUCTS
-    if not view.gpu or estimate.gpu is None or is_unfitted:
-        return math.inf
-    return estimate.gpu
+    stays_on_ane = on_ane and judged.op.op_type in cost.WEIGHT_PRODUCTS  # never seen on the GPU then
+    return math.inf if not view.gpu or estimate.gpu is None or stays_on_ane else estimate.gpu
 
 
 # Segments.
@@ -573,7 +559,11 @@ def _segment(
 ) -> Segment:
     """Return the segment of some ops; `segment_of` gives the segment that computes each value."""
     read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
-    readers = {v: _reading_segments(v, segment_of) - {number} for j in members for v in j.op.outputs}
+    readers = {
+        v: {segment_of[out] for op in v.child_ops for out in op.outputs if out in segment_of} - {number}
+        for j in members
+        for v in j.op.outputs
+    }
     outside = [v for v, others in readers.items() if others or v in results]
     return Segment(
         index=number,
@@ -583,10 +573,6 @@ def _segment(
         outputs={v.name: shape_of(v) for v in outside},
         readers=tuple(sorted({n for v in outside for n in readers[v]})),
     )
-
-
-def _reading_segments(var: Var, segment_of: dict[Var, int]) -> set[int]:
-    return {segment_of[out] for op in var.child_ops for out in op.outputs if out in segment_of}
 
 
 # Flexible shapes: ops are judged at the default shape, and counted at each enumerated one.
@@ -606,19 +592,16 @@ NO_DEFAULT = (
 
 @dataclass(frozen=True)
 class Shaped:
-    """A function whose ops were judged, at its default shape if its inputs are flexible.
-
-    Attributes:
-        function: the function that was judged; its inputs are fixed if a default shape is known.
-        judged: its ops.
-        flexible: the shapes that its inputs allow; None if all are fixed.
-        notes: for the report: at which shape the ops were judged, and what is unknown at others.
-    """
+    """A function whose ops were judged, at its default shape if its inputs are flexible."""
 
     function: Function
+    """The function that was judged; its inputs are fixed if a default shape is known."""
     judged: list[Judged]
+    """Its ops."""
     flexible: Flexible | None = None
+    """The shapes that its inputs allow; None if all are fixed."""
     notes: tuple[str, ...] = ()
+    """Notes for the report: at which shape the ops were judged, and what is unknown at others."""
 
 
 def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterable[Rule]) -> Shaped:
@@ -685,6 +668,7 @@ def units_at_each_shape(
     rules, counts = tuple(rules), []
     for shapes in [] if declared is None else declared.listed[:MOST_SHAPES]:
         fixed = _judged_at(loaded, name, shapes, target, rules)
+        # ops that cannot be judged at a shape count as one of unknown unit
         units = [None] if fixed is None else choose(fixed.judged, target, doubts).units
         counts.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
     return tuple(counts)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from anesurgery.mil import Array, Maker, Operation, Var, constant, fixed_shape, operands, static_shape
+from anesurgery.mil import Array, Maker, Operation, Var, constant, fixed_shape, operands, producer, static_shape
 from anesurgery.ops import BROADCASTING, UNARY, VIEWS
 from anesurgery.regions.layouts import Groups, Layout
 from anesurgery.regions.views import seen_as
@@ -116,9 +116,8 @@ def upstream_views(var: Var, layout: Layout) -> Iterator[tuple[Var, Layout]]:
     """Yield a value and the values that it is a view or transposition of, with their layouts."""
     while True:
         yield var, layout
-        wished = (
-            operand_layouts(var.op, layout) if var.op is not None and var.op.op_type in MOVES_NOTHING else None
-        )
+        maker = producer(var, *MOVES_NOTHING)
+        wished = None if maker is None else operand_layouts(maker, layout)
         if wished is None:
             return
         ((var, layout),) = wished.items()
@@ -187,9 +186,12 @@ def permutation_to_groups(layout: Layout, groups: Groups) -> list[int] | None:
 
 
 def _atom_axes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return the value's shape with one axis for each atom, and the order of these axes in the twin."""
+    """Return the value's shape with one axis for each atom, and the order of these axes in the twin.
+
+    A value of (2, 6) whose axes have the atoms (0,) and (1, 2) gives [2, 2, 3] and [0, 1, 2].
+    """
     axes: list[tuple[int, ...]] = [(a,) for axis in layout.axes for a in axis]
     if all(len(axis) < 2 for axis in layout.axes):
-        axes = list(layout.axes)  # its own, those of length 1 in front
+        axes = list(layout.axes)  # axes of length 1 have no atom; they come first in the twin
     perm = sorted(range(len(axes)), key=lambda i: axes[i] or (-1,))
     return twin_shape(layout, tuple(axes)), perm

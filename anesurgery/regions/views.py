@@ -155,15 +155,10 @@ def _group_lengths(shape: Sequence[int], groups: Groups) -> list[int]:
     return [math.prod(shape[axis] for axis in group) for group in groups]
 
 
-def _shape_of_rank(var: Var, rank: int) -> tuple[int, ...]:
-    """Return the shape of a value with ones in front, up to a rank."""
-    shape = fixed_shape(var)
-    return (1,) * (rank - len(shape)) + shape
-
-
 def _operand_on_view(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
     """Return an operand of a broadcasting op on a view of the op's axes; scalars stay scalars."""
-    return seen_as(mb, var, _group_lengths(_shape_of_rank(var, rank), groups))
+    shape = fixed_shape(var)
+    return seen_as(mb, var, _group_lengths((1,) * (rank - len(shape)) + shape, groups))
 
 
 def _axes_in_view(axes: Sequence[int], groups: Groups) -> list[int]:
@@ -183,16 +178,15 @@ def _elementwise(op: Operation) -> Frame:
     return Frame(sizes, joins_of_result(op), build)
 
 
-def _reduction(op: Operation) -> Frame:
-    sizes = fixed_shape(op.x)
-    axes = axes_of(op)
-    keep = bool(op.outputs[0].shape)  # a scalar has no axes to keep
+def _along_axes(op: Operation) -> Frame:
+    """Return the frame of a reduction or layer_norm; the other axes may merge."""
+    sizes, axes = fixed_shape(op.x), axes_of(op)
+    # a scalar has no axes to keep
+    kept = {"keep_dims": bool(op.outputs[0].shape)} if op.op_type in REDUCTIONS else {}
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        moved = _axes_in_view(axes, groups)
-        return _built_again(
-            op, mb, x=_operand_on_view(mb, op.x, len(sizes), groups), axes=moved, keep_dims=keep
-        )
+        x = _operand_on_view(mb, op.x, len(sizes), groups)
+        return _built_again(op, mb, x=x, axes=_axes_in_view(axes, groups), **kept)
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
@@ -213,17 +207,6 @@ def _along_one_axis(op: Operation) -> Frame:
         return _built_again(op, mb, **changed)
 
     return Frame(sizes, joins_of_operand(op, first), build)
-
-
-def _layer_norm(op: Operation) -> Frame:
-    sizes = fixed_shape(op.x)
-    axes = axes_of(op)
-
-    def build(mb: Maker, groups: Groups) -> list[Var]:
-        moved = _axes_in_view(axes, groups)
-        return _built_again(op, mb, x=_operand_on_view(mb, op.x, len(sizes), groups), axes=moved)
-
-    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _linear(op: Operation) -> Frame:
@@ -269,6 +252,8 @@ def _slice(op: Operation) -> Frame | Refusal:
     begin = [0 if masks["begin_mask"][i] else begin[i] for i in range(rank)]
     stride = [1 if squeezed[i] else stride[i] for i in range(rank)]  # one element, whatever the stride
     end = [begin[i] + 1 if squeezed[i] else end[i] for i in range(rank)]
+    from_start = [m and not s for m, s in zip(masks["begin_mask"], squeezed, strict=True)]
+    # an end of 0 behind the element at -1 would lie before it
     to_end = [begin[i] == -1 if squeezed[i] else masks["end_mask"][i] for i in range(rank)]
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
@@ -283,9 +268,7 @@ def _slice(op: Operation) -> Frame | Refusal:
                 begin=pick(begin, 0),
                 end=pick(end, 0),
                 stride=pick(stride, 1),
-                begin_mask=pick(
-                    [m and not s for m, s in zip(masks["begin_mask"], squeezed, strict=True)], True
-                ),
+                begin_mask=pick(from_start, True),
                 end_mask=pick(to_end, True),
             )
         ]
@@ -386,11 +369,10 @@ def _length(block: Sequence[int], sizes: Sequence[int]) -> int:
 
 FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {
     **dict.fromkeys((*BROADCASTING, *UNARY), _elementwise),
-    **dict.fromkeys(REDUCTIONS, _reduction),
+    **dict.fromkeys((*REDUCTIONS, "layer_norm"), _along_axes),
     **dict.fromkeys(
         ("softmax", "cumsum", "reduce_argmax", "reduce_argmin", "split", "concat"), _along_one_axis
     ),
-    "layer_norm": _layer_norm,
     "linear": _linear,
     "matmul": _matmul,
     "slice_by_index": _slice,

@@ -141,7 +141,8 @@ def operate(place: Place) -> bool:
                 return False
             place.session.alarm(f"{place.step.name}: asked for, and done although {words}")
         proof_fields = proof_of(place.step, place.session, built, place.sample, str(place))
-        needs = None if _for_all_numbers(proof_fields) else place.needs(built)
+        proof = proof_fields.get("proof")  # a proof of the bits holds for numbers of any magnitude
+        needs = None if proof is not None and proof.grade is Grade.BITS else place.needs(built)
         if isinstance(needs, Refusal):
             place.undo()
             place.session.refusals.append((place.step.name, place.refusal(needs.reason)))
@@ -168,11 +169,6 @@ def _new_fault(built: Built, target: str | None) -> str:
         if fault.name not in old:
             return f"{fault.what} ({words}; {fault.source})"
     return ""
-
-
-def _for_all_numbers(proof_fields: Mapping[str, Any]) -> bool:
-    """Does the proof of an edit hold for numbers of any magnitude?"""
-    return "proof" in proof_fields and proof_fields["proof"].grade is Grade.BITS
 
 
 def _built(place: Place) -> Built | Refusal:

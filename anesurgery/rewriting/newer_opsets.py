@@ -196,25 +196,20 @@ def _count_from_front(op: Operation, axes_of: AxesOf, table_name: str) -> Refusa
     if never_negative(indices):
         return None
     name, sizes = f"{op.name}_from_the_front", [table.shape[a] for a in axes]
-    lengths: Any
-    is_dynamic = any(is_symbolic(size) for size in sizes)
-    if indices.val is not None and not is_dynamic:
-        wide = np.asarray(indices.val).astype(np.int64)
-        lengths = np.array(sizes if len(sizes) > 1 else sizes[0], np.int64)
-        from_front = np.where(wide < 0, wide + lengths, wide).astype(np_dtype(indices))
-        with inside(cast(Block, op.enclosing_block)):
-            new = mb.const(val=from_front, name=name, before_op=op)
-        op.set_inputs(indices=new)
-        return None
-    if np_dtype(indices) != np.int32:
+    is_static = not any(map(is_symbolic, sizes))
+    lengths: Any = np.array(sizes[0] if len(sizes) == 1 else sizes, np.int32)[()] if is_static else None
+    if (indices.val is None or not is_static) and np_dtype(indices) != np.int32:
         return Refusal(f"its indices %{indices.name} may be negative, and are no int32", op)
     with inside(cast(Block, op.enclosing_block)):
-        if is_dynamic:
+        if indices.val is not None and is_static:
+            wide = np.asarray(indices.val).astype(np.int64)
+            from_front = np.where(wide < 0, wide + lengths, wide).astype(np_dtype(indices))
+            op.set_inputs(indices=mb.const(val=from_front, name=name, before_op=op))
+            return None
+        if not is_static:
             shape = mb.shape(x=table, before_op=op, name=f"{name}_shape")
             places = np.array([a % table.rank for a in axes], np.int32)
             lengths = mb.gather(x=shape, indices=places, axis=0, before_op=op, name=f"{name}_ends")
-        else:
-            lengths = np.int32(sizes[0]) if len(axes) == 1 else np.array(sizes, np.int32)
         op.set_inputs(indices=_build_count_from_front(op, lengths, name))
     return None
 

@@ -25,7 +25,7 @@ from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
 
 LEAST = 100
-"""A smaller program counts as one of so many ops, since each trial has a fixed cost. Chosen, not measured."""
+"""`search` counts a smaller program as one of so many ops, since each trial has a fixed cost. A choice."""
 
 
 class CostToCallers(NamedTuple):

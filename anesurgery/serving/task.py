@@ -223,25 +223,22 @@ def _write(path: Path, text: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an upload, and the work on it, may take.
-
-    Attributes:
-        upload: bytes of one model as it is sent.
-        unpacked: bytes of one model out of its archive, and of each file that is written.
-        memory: bytes of memory that one piece of work may allocate (enforced on Linux only).
-        seconds: seconds that one piece of work may take.
-        keep: seconds after the last request of a visitor after which the files are deleted.
-        stay: seconds after the upload began after which the files are deleted in any case; work is ended first.
-        models: models that are stored at once.
-    """
+    """What an upload, and the work on it, may take."""
 
     upload: int = 4 * GB
+    """Bytes of one model as it is sent."""
     unpacked: int = 8 * GB
+    """Bytes of one model out of its archive, and of each file that is written."""
     memory: int = 8 * GB
+    """Bytes of memory that one piece of work may allocate (enforced on Linux only)."""
     seconds: float = 1800
+    """Seconds that one piece of work may take."""
     keep: float = 900
+    """Seconds after the last request of a visitor after which the files are deleted."""
     stay: float = 6 * 3600
+    """Seconds after the upload began after which the files are deleted in any case; work is ended first."""
     models: int = 8
+    """Models that are stored at once."""
 
 
 if __name__ == "__main__":

@@ -268,34 +268,28 @@ def _free_length(function: Function, shapes: Iterable[int], least: int = LEAST_P
 
 @dataclass(frozen=True)
 class Length:
-    """A length by which the sizes differ.
-
-    Attributes:
-        axes: input -> its axis of this length.
-        least: the shortest length among the sizes.
-        most: the longest.
-    """
+    """A length by which the sizes differ."""
 
     axes: Mapping[str, int]
+    """Input -> its axis of this length."""
     least: int
+    """The shortest length among the sizes."""
     most: int
+    """The longest."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    """The question whether inputs may be padded along one length, whatever the other lengths are.
-
-    Attributes:
-        loaded: a model of dynamic shapes.
-        one: the length along which inputs are padded.
-        others: the lengths that stay as they are.
-        largest: input -> its shape where all lengths are longest.
-    """
+    """The question whether inputs may be padded along one length, whatever the other lengths are."""
 
     loaded: Loaded
+    """A model of dynamic shapes."""
     one: Length
+    """The length along which inputs are padded."""
     others: Sequence[Length]
+    """The lengths that stay as they are."""
     largest: _InputShapes
+    """Input -> its shape where all lengths are longest."""
 
     @property
     def name(self) -> str | None:

@@ -68,38 +68,32 @@ VANISHING = 104.0
 
 @dataclass(frozen=True)
 class PaddedValue:
-    """What is known of a value that has an axis of the length.
-
-    Attributes:
-        axes: the axes of the length. Cropped along them, the value is that of the shorter input.
-        ends: axis -> what lies beyond the length there; `UNKNOWN` where an axis is missing.
-        finite: whether everything beyond the length is finite.
-        table: all elements at the largest size, for values that depend on the length alone.
-        varies: whether the value depends on the inputs that are padded.
-    """
+    """What is known of a value that has an axis of the length."""
 
     axes: frozenset[int]
+    """The axes of the length. Cropped along them, the value is that of the shorter input."""
     ends: Mapping[int, End] = field(default_factory=dict)
+    """Axis -> what lies beyond the length there; `UNKNOWN` where an axis is missing."""
     finite: bool = True
+    """Whether everything beyond the length is finite."""
     table: Array | None = None
+    """All elements at the largest size, for values that depend on the length alone."""
     varies: bool = True
+    """Whether the value depends on the inputs that are padded."""
 
 
 @dataclass(frozen=True)
 class ProvedPadding:
-    """What was proved, and under which conditions.
-
-    Attributes:
-        crops: output -> its axis to crop; outputs without the length are left out.
-        shares: output -> how many input positions one of its positions stands for.
-        hiding: mask input -> True if its first position must be visible; False if any visible one is enough.
-        spread: the largest range of a row of attention scores at which what is hidden weighs 0; None: any.
-    """
+    """What was proved, and under which conditions."""
 
     crops: Mapping[str, int]
+    """Output -> its axis to crop; outputs without the length are left out."""
     shares: Mapping[str, int]
+    """Output -> how many input positions one of its positions stands for."""
     hiding: Mapping[str, bool]
+    """Mask input -> True if its first position must be visible; False if any visible one is enough."""
     spread: float | None
+    """The largest range of a row of attention scores at which what is hidden weighs 0; None: any."""
     claims: frozenset[str] = frozenset()
     """Values that depend on the length alone, whose beginning must be the same at every length."""
 

@@ -55,15 +55,12 @@ SLOW = 1e-3
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that is long enough for every size.
-
-    Attributes:
-        whole: each size reads its first rows.
-        assumed: whether it is only assumed that shorter sizes read its first rows, as for learned positions.
-    """
+    """A table that is long enough for every size."""
 
     whole: Array
+    """Each size reads its first rows."""
     assumed: bool = False
+    """Whether it is only assumed that shorter sizes read its first rows, as for learned positions."""
 
 
 def continued_table(table: Array, most: Mapping[int, int], adds: bool) -> _Table | Refusal:
@@ -385,19 +382,16 @@ LEAST_NEARNESS = 70.0
 
 @dataclass(frozen=True)
 class _ResampledTable:
-    """A constant that ends with a resampled table.
-
-    Attributes:
-        op: the constant.
-        source: the original table and the matrices that resample it.
-        head: the rows before it, such as the positions of class tokens: (rows, channels), or empty.
-        channels_last: whether the resampled part is (height, width, channels).
-    """
+    """A constant that ends with a resampled table."""
 
     op: Operation
+    """The constant."""
     source: Resampled
+    """The original table and the matrices that resample it."""
     head: Array
+    """The rows before it, such as the positions of class tokens: (rows, channels), or empty."""
     channels_last: bool
+    """Whether the resampled part is (height, width, channels)."""
 
     @property
     def array(self) -> Array:

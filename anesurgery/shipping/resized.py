@@ -58,17 +58,14 @@ MOST_MARKS = 1000
 
 @dataclass
 class FollowedFunction:
-    """What was found by following a function at all sizes.
-
-    Attributes:
-        columns: name of a value -> the lengths of each of its axes.
-        edits: name of an op -> what changes in it at other lengths.
-        assumed: assumptions that the numbers of the model do not prove, in words.
-    """
+    """What was found by following a function at all sizes."""
 
     columns: dict[str, list[AxisLengths]] = field(default_factory=dict)
+    """Name of a value -> the lengths of each of its axes."""
     edits: dict[str, Edits] = field(default_factory=dict)
+    """Name of an op -> what changes in it at other lengths."""
     assumed: tuple[str, ...] = ()
+    """Assumptions that the numbers of the model do not prove, in words."""
 
 
 def follow_at_sizes(

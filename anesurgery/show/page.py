@@ -49,19 +49,16 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class _Style:
-    """What a box shows, by the size of the model.
-
-    Attributes:
-        name: "ops", "types" or "small".
-        column: width of a column of text in a box.
-        stack: the most boxes above each other in one layer.
-        lines: the lines of a column.
-    """
+    """What a box shows, by the size of the model."""
 
     name: str
+    """"ops", "types" or "small"."""
     column: int
+    """Width of a column of text in a box."""
     stack: int
+    """The most boxes above each other in one layer."""
     lines: int
+    """The lines of a column."""
 
 
 OPS, SMALL = _Style("ops", 136, 4, 7), _Style("small", 76, 5, 0)
@@ -93,24 +90,21 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """The boxes and arrows of a model.
-
-    Attributes:
-        width, height: of the whole.
-        style: "ops", "types" or "small".
-        boxes: in layers.
-        arrows: path data, those between neighbouring layers.
-        faint: path data, those that skip a layer.
-        note: what is not drawn, in words.
-    """
+    """The boxes and arrows of a model."""
 
     width: float
     height: float
+    """The size of the whole."""
     style: str
+    """"ops", "types" or "small"."""
     boxes: tuple[_Box, ...]
+    """The boxes in layers."""
     arrows: tuple[str, ...]
+    """Path data, those between neighbouring layers."""
     faint: tuple[str, ...]
+    """Path data, those that skip a layer."""
     note: str
+    """What is not drawn, in words."""
 
 
 def _style_of(inspections: Sequence[Inspection], width: int = _WIDTH) -> _Style:
@@ -209,17 +203,14 @@ def _shortened(word: str, letters: int) -> str:
 
 @dataclass(frozen=True)
 class _Lanes:
-    """Where arrows can run without crossing a box.
-
-    Attributes:
-        row: segment -> number of its row.
-        column: segment -> number of its column, counted over all rows.
-        above: height of the lane above each row, and of the lane below the last.
-    """
+    """Where arrows can run without crossing a box."""
 
     row: dict[int, int]
+    """Segment -> number of its row."""
     column: dict[int, int]
+    """Segment -> number of its column, counted over all rows."""
     above: list[float]
+    """Height of the lane above each row, and of the lane below the last."""
 
 
 def _placed_boxes(columns: list[list[_Box]], width: int) -> tuple[dict[int, _Box], _Lanes, float]:
@@ -358,33 +349,30 @@ class LegendEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class PageView:
-    """An inspection as the templates need it; a page with `after` has two.
-
-    Attributes:
-        label: "before" or "after"; "" on a page with one.
-        inspection: what is shown.
-        verdict: in a sentence.
-        numbers, shares, legend: what stands at the top.
-        bar: the units of all ops, in one row.
-        strip: a cell for each op, in rows; [] if the graph names each op.
-        drawings: (name of a part, its graph).
-        time: the sources of cost.
-        dearest: the ops that take longest.
-        slowest: the segments that take longest.
-    """
+    """An inspection as the templates need it; a page with `after` has two."""
 
     label: str
+    """"before" or "after"; "" on a page with one."""
     inspection: Inspection
+    """What is shown."""
     verdict: str
+    """The verdict in a sentence."""
     numbers: list[TopNumber]
     shares: list[AneShare]
     legend: list[LegendEntry]
+    """`numbers`, `shares` and `legend` stand at the top."""
     bar: list[Run]
+    """The units of all ops, in one row."""
     strip: list[Run]
+    """A cell for each op, in rows; [] if the graph names each op."""
     drawings: list[tuple[str, _Drawing]]
+    """(name of a part, its graph)."""
     time: list[TimePart]
+    """The sources of cost."""
     dearest: list[time_shares.TimeShare]
+    """The ops that take longest."""
     slowest: list[time_shares.TimeShare]
+    """The segments that take longest."""
 
 
 @functools.cache

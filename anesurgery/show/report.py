@@ -21,21 +21,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of words or lines; it is not shown without rows.
-
-    Attributes:
-        head: names of the columns.
-        rows: one cell for each column.
-        ruled: draw a line below the head.
-        edge: leave a blank before the first column.
-        styles: the look of each row; plain where there are none.
-    """
+    """A table of words or lines; it is not shown without rows."""
 
     head: Sequence[str]
+    """Names of the columns."""
     rows: Iterable[Sequence[object]]
+    """One cell for each column."""
     ruled: bool = True
+    """Draw a line below the head."""
     edge: bool = True
+    """Leave a blank before the first column."""
     styles: Sequence[str] = ()
+    """The look of each row; plain where there are none."""
 
     @property
     def filled(self) -> Table:
@@ -57,30 +54,24 @@ def _words(cell: object) -> str:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table whose rows have sentences below them, in the whole width.
-
-    Attributes:
-        head: names of the columns.
-        entries: (the cells of a row, its sentences).
-    """
+    """A table whose rows have sentences below them, in the whole width."""
 
     head: Sequence[str]
+    """Names of the columns."""
     entries: Sequence[tuple[Sequence[object], Sequence[object]]]
+    """(the cells of a row, its sentences)."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report on a result.
-
-    Attributes:
-        title: a sentence, or a rich text.
-        parts: words, `Line`, `Table`, `Listing`, another report, or something that rich prints, such as a bar.
-        style: the look of the title.
-    """
+    """A report on a result."""
 
     title: Any
+    """A sentence, or a rich text."""
     parts: Sequence[Any] = ()
+    """Words, `Line`, `Table`, `Listing`, another report, or something that rich prints, such as a bar."""
     style: str = "bold"
+    """The look of the title."""
 
 
 def notes(words: Iterable[object]) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Terminal reports for several results: a function for each.
+"""Terminal reports for several results, a function for each, and the page of a certificate.
 
 Plans, builds, folders, comparisons with PyTorch, single ops, and the sensitivity of weights.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,28 +47,24 @@ def certificate_report(certificate: Certificate) -> Report:
     outputs = [(several[0].name, *map(_output_words, several)) for several in every]
     both = f"dB ({', '.join(arithmetics)})"
     ops = [
-        (row.name, row.op_type, own, grown, ", ".join(row.repairs))
+        (
+            row.name,
+            row.op_type,
+            *(", ".join(decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)),
+            ", ".join(row.repairs),
+        )
         for row in certificate.enters[:ROWS]
-        for own, grown in [[_decibels_of_all(side, arithmetics) for side in (row.own, row.grown)]]
     ]
     return Report(
         f"{certificate.verdict}: {certificate.why} ({tried_words(certificate)})",
         [
-            *(
-                op_line
-                for choice in certificate.choices[:ROWS]
-                for op_line in (choice.words, *_kept_by(choice))
-            ),
+            *(line for choice in certificate.choices[:ROWS] for line in (choice.words, *_kept_by(choice))),
             Table(("output", *(f"{a} dB" for a in arithmetics)), outputs),
             Table(("where errors enter", "op type", f"alone {both}", f"carried {both}", "repair"), ops),
             *notes(certificate.notes),
         ],
         STYLES[certificate.verdict],
     )
-
-
-def _decibels_of_all(side: Mapping[str, float], arithmetics: Sequence[str]) -> str:
-    return ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics)
 
 
 def _output_words(output: OutputComparison) -> str:
@@ -116,55 +112,46 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Rail:
-    """The lines of data flow beside an op.
-
-    Attributes:
-        lane: the lane of the op itself.
-        passing: lanes of values from above that are read below.
-        incoming: lanes of the values that it reads.
-        after: lanes that continue below it.
-    """
+    """The lines of data flow beside an op."""
 
     lane: int
+    """The lane of the op itself."""
     passing: tuple[int, ...]
+    """Lanes of values from above that are read below."""
     incoming: tuple[int, ...]
+    """Lanes of the values that it reads."""
     after: tuple[int, ...]
+    """Lanes that continue below it."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A histogram of one arithmetic over that of exact numbers.
-
-    Attributes:
-        arithmetic: the other arithmetic.
-        exact: SVG path of the area, in exact arithmetic.
-        other: SVG path of the line, in the other arithmetic.
-        outside: elements in the other arithmetic that no bin holds.
-    """
+    """A histogram of one arithmetic over that of exact numbers."""
 
     arithmetic: str
+    """The other arithmetic."""
     exact: str
+    """SVG path of the area, in exact arithmetic."""
     other: str
+    """SVG path of the line, in the other arithmetic."""
     outside: int
+    """Elements in the other arithmetic that no bin holds."""
 
 
 @dataclass(frozen=True)
 class OpLine:
-    """An op as the template needs it.
-
-    Attributes:
-        row: its errors.
-        rail: the data flow beside it.
-        own: band of the error that it adds.
-        grown: band of the error that it ends with.
-        bars: a histogram for each arithmetic but the exact one.
-    """
+    """An op as the template needs it."""
 
     row: OpError
+    """Its errors."""
     rail: Rail
+    """The data flow beside it."""
     own: int
+    """Band of the error that it adds."""
     grown: int
+    """Band of the error that it ends with."""
     bars: list[Bars]
+    """A histogram for each arithmetic but the exact one."""
 
 
 @draws("Certificate", "page")
@@ -247,14 +234,11 @@ def plan_report(plan: Plan) -> Report:
     steps = Table(("step", "why"), [(one.step, one.why) for one in plan.steps])
     left = [Line(f"left out: {line}", "dim") for line in refusal_lines(plan.left_out)]
     said = [words for words in plan.notes if not words.startswith("kept ")]  # the table gives these reasons
-    return Report(_plan_sentence(plan), [steps, *_time_line(plan), *notes((*said, *plan.warnings)), *left])
-
-
-def _plan_sentence(plan: Plan) -> str:
-    """Return what the plan comes to, in a sentence."""
     where = f" on {Target.parse(plan.target).words}" if plan.target else ""
-    steps = counted(len(plan.steps), "step") if plan.steps else "nothing to do"
-    return "; ".join(filter(None, [f"{plan.recipe}: {steps}{where}", plan.gain * bool(plan.steps), plan.wrong]))
+    count = counted(len(plan.steps), "step") if plan.steps else "nothing to do"
+    words = [f"{plan.recipe}: {count}{where}", plan.gain if plan.steps else "", plan.wrong]
+    lines = [steps, *_time_line(plan), *notes((*said, *plan.warnings)), *left]
+    return Report("; ".join(filter(None, words)), lines)
 
 
 def _time_line(plan: Plan) -> Iterator[str]:

@@ -25,21 +25,18 @@ KINDS = ("load", "conversion", "interface", "shape", "memory", "legality", "spee
 
 @dataclass(frozen=True)
 class Attention:
-    """Ops of one type that one rule keeps from the Neural Engine, or about which nothing is known.
-
-    Attributes:
-        op_type: of all its rows.
-        finding: of the first row; None where no rule says why.
-        why: the message of the finding, or what the verdict means without one.
-        messages: the distinct messages of its rows, in file order.
-        rows: the ops, in file order.
-    """
+    """Ops of one type that one rule keeps from the Neural Engine, or about which nothing is known."""
 
     op_type: str
+    """The op type of all its rows."""
     finding: Finding | None
+    """The finding of the first row; None where no rule says why."""
     why: str
+    """The message of the finding, or what the verdict means without one."""
     messages: tuple[str, ...]
+    """The distinct messages of its rows, in file order."""
     rows: tuple[OpRow, ...]
+    """The ops, in file order."""
 
     @property
     def reason(self) -> tuple[str, str]:
@@ -60,19 +57,16 @@ class Attention:
 
 @dataclass(frozen=True)
 class RuleGroup:
-    """All findings of one rule.
-
-    Attributes:
-        finding: the first of them.
-        count: how many there are.
-        messages: the distinct ones, in order.
-        ops: names of the ops, in order; empty for a finding about the model.
-    """
+    """All findings of one rule."""
 
     finding: Finding
+    """The first of them."""
     count: int
+    """How many there are."""
     messages: tuple[str, ...]
+    """The distinct ones, in order."""
     ops: tuple[str, ...]
+    """Names of the ops, in order; empty for a finding about the model."""
 
 
 @dataclass(frozen=True)

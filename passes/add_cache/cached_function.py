@@ -61,15 +61,12 @@ OTHER_LENGTHS = (
 
 @dataclass(frozen=True)
 class CallSize:
-    """The sizes of one function.
-
-    Attributes:
-        length: the number of tokens in a call.
-        context: the most tokens that it sees, including those of the call.
-    """
+    """The sizes of one function."""
 
     length: int
+    """The number of tokens in a call."""
     context: int
+    """The most tokens that it sees, including those of the call."""
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,14 @@ from anesurgery.semantics.reading import elements
 
 @dataclass(frozen=True)
 class Kept:
-    """A value to keep in the cache: the smallest one from which keys or values are only rearranged.
-
-    Attributes:
-        value: the value, with the tokens of this call.
-        axis: the axis of the tokens.
-        path: the ops from the value to the product that reads keys or values.
-    """
+    """A value to keep in the cache: the smallest one from which keys or values are only rearranged."""
 
     value: Var
+    """The value, with the tokens of this call."""
     axis: int
+    """The axis of the tokens."""
     path: tuple[Operation, ...]
+    """The ops from the value to the product that reads keys or values."""
 
     @property
     def others(self) -> list[int]:
@@ -106,21 +103,18 @@ def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
 
 @dataclass
 class Tables:
-    """Slices the constants with a row for each token at the position, at run time.
-
-    Attributes:
-        mb: the builder of the slices; the caller moves it downstream.
-        position: the input.
-        length: the number of tokens in a call.
-        context: the most tokens that the function reads.
-        most: the most tokens that the cache holds; rings are sized for it.
-    """
+    """Slices the constants with a row for each token at the position, at run time."""
 
     mb: Maker
+    """The builder of the slices; the caller moves it downstream."""
     position: Var
+    """The input."""
     length: int
+    """The number of tokens in a call."""
     context: int
+    """The most tokens that the function reads."""
     most: int
+    """The most tokens that the cache holds; rings are sized for it."""
     _cuts: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
     _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
@@ -291,15 +285,12 @@ MULTIPLE = 32
 
 @dataclass(frozen=True)
 class Ring:
-    """Slots for the keys or values of the last tokens.
-
-    Attributes:
-        size: the number of slots.
-        rows: the slots and the extra rows that a write near the end runs into.
-    """
+    """Slots for the keys or values of the last tokens."""
 
     size: int
+    """The number of slots."""
     rows: int
+    """The slots and the extra rows that a write near the end runs into."""
 
     def table(self, matrix: Array, length: int) -> Array:
         """Return a mask by distance with `length` rows, from which `size` columns are sliced at run time.

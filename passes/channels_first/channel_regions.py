@@ -53,15 +53,12 @@ LARGEST = 24
 
 @dataclass(frozen=True)
 class Region:
-    """Ops that become channels first together.
-
-    Attributes:
-        steps: how each op is computed on twins, in the order in which they run.
-        layouts: the layout of the twin of each value.
-    """
+    """Ops that become channels first together."""
 
     steps: dict[Operation, Step]
+    """How each op is computed on twins, in the order in which they run."""
     layouts: dict[Var, Layout]
+    """The layout of the twin of each value."""
 
     @property
     def ops(self) -> list[Operation]:
@@ -168,25 +165,23 @@ class Region:
 
 @dataclass
 class _Finder:
-    """Assigns layouts to the values of a block, and steps to its ops.
-
-    Attributes:
-        layouts: the layouts that are decided.
-        steps: the ops that are taken.
-        asked: the layouts that the op at hand would need from values that have none yet.
-        new_layouts: the values whose readers have not been visited since they got a layout.
-        ops, index: the ops of the block when they were last visited, and their positions.
-        regions: the regions of these ops.
-    """
+    """Assigns layouts to the values of a block, and steps to its ops."""
 
     block: Block
     layouts: dict[Var, Layout] = field(default_factory=dict)
+    """The layouts that are decided."""
     steps: dict[Operation, Step] = field(default_factory=dict)
+    """The ops that are taken."""
     asked: dict[Var, Layout] = field(default_factory=dict)
+    """The layouts that the op at hand would need from values that have none yet."""
     new_layouts: list[Var] = field(default_factory=list)
+    """The values whose readers have not been visited since they got a layout."""
     ops: list[Operation] = field(default_factory=list)
+    """The ops of the block when they were last visited."""
     index: dict[Operation, int] = field(default_factory=dict)
+    """Their positions."""
     regions: list[Region] = field(default_factory=list)
+    """The regions of these ops."""
 
     def get(self, var: Var) -> Layout | None:
         """Return the layout of a value, or None."""

@@ -98,8 +98,10 @@ def _read(node: Node) -> _Affine:
     if node.message.isUpdatable or any(p.isUpdatable for p in stored):
         raise Refused(f"the weights of the {node.kind} are trainable")
     kernel, *bias = (np.array(spec.weights(p, [_count(p)], f"layer {node.name!r}"), np.float64) for p in stored)
-    groups = int(params.nGroups) or 1 if _transposed(node) else 1
-    before = int(params.kernelChannels) // groups if _transposed(node) else 1
+    groups, before = 1, 1
+    if _transposed(node):
+        groups = int(params.nGroups) or 1
+        before = int(params.kernelChannels) // groups
     shape = [groups, before, int(params.outputChannels) // groups, -1]
     return _Affine(kernel.reshape(shape), bias[0] if bias else None, STORED[fields.pop()])
 

@@ -43,22 +43,23 @@ class Inliner:
     Example: in the round with i = 2 of a loop over x[i], `known` has i -> 2, and `made` has the result of
     `gather(x, i)` in the body -> the gather of x at 2 that was built outside.
 
-    Attributes:
-        known: value of a block -> its number, if it depends on no input.
-        made: value of a block -> the value outside that stands for it in this round.
-        rows: value of a block -> a buffer that is written row by row, not concatenated yet.
-        varying: the values that change from round to round.
-        ops_left: how many more ops may be built.
+    A value of the block is in `rows` or in `made`, not in both. One in `known` alone is built as a constant
+    when it is read.
     """
 
     def __init__(self, maker: Maker | None, most_rounds: int, most_ops: int) -> None:
         self.maker, self.most_rounds, self.most_ops = maker, most_rounds, most_ops
         self.ops_left = most_ops
+        """How many more ops may be built."""
         self.known: dict[Var, Any] = {}
+        """Value of a block -> its number, if it depends on no input."""
         self.made: dict[Var, Var | None] = {}
+        """Value of a block -> the value outside that stands for it in this round."""
         self.rows: dict[Var, Rows] = {}
+        """Value of a block -> a buffer that is written row by row, not concatenated yet."""
         self.row_maker = RowMaker(maker)
         self.varying: set[Var] = set()
+        """The values that change from round to round."""
 
     def value(self, var: Var | Rows) -> Any:
         """Return the number of a known value; None if it depends on an input."""
@@ -228,6 +229,7 @@ class Inliner:
         for var, value in zip(op.outputs, self.results(op, needed), strict=True):
             self.known[var] = value
             self.made.pop(var, None)
+            self.rows.pop(var, None)
         return True
 
     def results(self, op: Operation, needed: Sequence[Var]) -> list[Array]:
@@ -292,17 +294,14 @@ WIDER = {("fp16", "fp32"), ("int16", "int32"), ("uint16", "int32")}
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A tensor, and the values that were written to some of its rows.
-
-    Attributes:
-        like: a value of its type and shape.
-        base: the tensor before the writes; an array if it is known.
-        written: index of a row -> its value, a tensor of one row.
-    """
+    """A tensor, and the values that were written to some of its rows."""
 
     like: Var
+    """A value of its type and shape."""
     base: Var | Array
+    """The tensor before the writes; an array if it is known."""
     written: Mapping[int, Var]
+    """Index of a row -> its value, a tensor of one row."""
 
     @property
     def length(self) -> int:

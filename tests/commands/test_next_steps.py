@@ -145,6 +145,28 @@ def test_a_pipeline_of_networks_leads_to_a_command_that_runs(
     assert ane.compare("p.mlmodel", "p_int4.mlpackage", gate=15).ok
 
 
+def test_a_network_that_is_to_become_a_package_leads_to_its_repair_as_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version: the recipe of layers, which says that an .mlpackage is no name for the result."""
+    monkeypatch.chdir(tmp_path)
+    ane.example("network", "n.mlmodel")
+    done = CliRunner().invoke(app, shlex.split("fix n.mlmodel --out n.mlpackage --target iPhone15Pro"))
+    assert "ane.upgrade('n.mlmodel').save('n.mlpackage')" in str(done.exception)
+    repair = last(done.stdout)
+    assert repair == "anesurgery fix n.mlmodel --target iPhone15Pro"
+    ane.upgrade("n.mlmodel").save("n.mlpackage")  # as the message says
+
+
+def test_a_copy_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version led to a comparison of the model with its copy."""
+    monkeypatch.chdir(tmp_path)
+    ane.example("tiny", "m.mlpackage")
+    done = CliRunner().invoke(app, shlex.split("fix m.mlpackage unroll_loop --out same.mlpackage"))
+    assert "It is the model as given" in done.stdout
+    assert last(done.stdout).startswith("anesurgery certify same.mlpackage")
+
+
 def test_on_a_mac_each_command_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`measure` needs no option, as pages and reports name it."""
     monkeypatch.chdir(tmp_path)

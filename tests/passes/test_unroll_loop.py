@@ -180,6 +180,21 @@ def changing_places(x: Var, y: Var) -> Any:
     return mb.while_loop(_cond=less(np.int32(3)), _body=swap, loop_vars=(np.int32(0), x, y))[1:]
 
 
+@mb.program(input_specs=[mb.TensorSpec((1, 4))])
+def first_row_from_input(x: Var) -> Any:
+    """The row that is written is the input in round 0, and a number after."""
+
+    def body(i: Var, total: Var, row: Var) -> tuple[Var, ...]:
+        at = mb.expand_dims(x=i, axes=[0])
+        rows = mb.scatter(data=np.zeros((3, 4), np.float32), indices=at, updates=row, axis=0, mode="add")
+        number = mb.cast(x=i, dtype="fp32")
+        following = mb.fill(shape=np.array([1, 4], np.int32), value=np.float32(1))
+        return one_more(i), mb.add(x=total, y=rows), mb.add(x=following, y=number)
+
+    start = (np.int32(0), np.zeros((3, 4), np.float32), x)
+    return mb.while_loop(_cond=less(np.int32(3)), _body=body, loop_vars=start)[1]
+
+
 def test_an_element_that_was_never_written() -> None:
     _, session = apply_pass(UnrollLoop(), listed(3, (2,)))
     assert "element 2 of %make_list_0 was never written" in str(session.refusals)
@@ -195,7 +210,13 @@ test_cases, test_surroundings = table(
     *(rewrites(branched, pred, step=STEP, rtol=0) for pred in (True, False)),
     *(rewrites(listed, read=read, step=STEP, rtol=0) for read in ((1, 0), (0,), (0, 1))),
     *rewrites_each(
-        {"a loop in a loop": loop_in_a_loop, "values that change places": changing_places}, step=STEP, rtol=0
+        {
+            "a loop in a loop": loop_in_a_loop,
+            "values that change places": changing_places,
+            "rows of the input, then of numbers": first_row_from_input,
+        },
+        step=STEP,
+        rtol=0,
     ),
     refuses("whether round 1 runs depends on %less", dynamic_count, step=STEP),
     refuses("the loop runs more than 64 rounds", counted, 65, step=STEP),

@@ -141,8 +141,8 @@ def _matmul(
         if y.ndim == 1:
             return torch.matmul(x.abs(), y.abs()) + start >= fp16.CEILING
         risk = torch.zeros(shape, dtype=torch.bool)
-        some = (largest_of(x) * columns + start >= fp16.CEILING).nonzero()[:, 0]
-        risk[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= fp16.CEILING
+        suspects = (largest_of(x) * columns + start >= fp16.CEILING).nonzero()[:, 0]
+        risk[..., suspects] = torch.matmul(x.abs(), y[..., suspects].abs()) + start >= fp16.CEILING
         return risk
 
     return Sum(
@@ -311,13 +311,10 @@ def _finite(value: Any) -> Any:
         return [_finite(v) for v in value]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    if cached(value, "finite", lambda: _all_finite(value)):
+    # numbers of fp16 do not overflow a sum in fp32
+    if cached(value, "finite", lambda: bool(torch.isfinite(value.sum()))):
         return value
     return torch.nan_to_num(value, nan=NON_FINITE, posinf=NON_FINITE, neginf=-NON_FINITE)
-
-
-def _all_finite(value: Tensor) -> bool:
-    return bool(torch.isfinite(value.sum()))  # numbers of fp16 do not overflow a sum in fp32
 
 
 def _then(function: Function, change: Callable[[Any], Any]) -> Function:
@@ -525,10 +522,9 @@ def _width_limited(value: Tensor) -> Tensor:
     return torch.where(value.abs() >= WIDTH_LIMIT, torch.copysign(torch.tensor(torch.inf), value), value)
 
 
-def _by_index(arguments: dict[str, Any], _: int) -> list[bool]:
+def _by_begin(arguments: dict[str, Any], _: int) -> list[bool]:
     mask = arguments.get("begin_mask")
-    kept = mask is not None and bool(list(mask)[-1])
-    return [not kept and ints(arguments["begin"])[-1] != 0]
+    return [(mask is None or not list(mask)[-1]) and ints(arguments["begin"])[-1] != 0]
 
 
 def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
@@ -537,8 +533,8 @@ def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
 
 
 SLICES: dict[str, Callable[..., list[bool]]] = {
-    "slice_by_index": _by_index,
-    "slice_by_size": lambda arguments, _: [ints(arguments["begin"])[-1] != 0],
+    "slice_by_index": _by_begin,
+    "slice_by_size": _by_begin,
     "split": _by_part,
 }
 """Op type -> (arguments, number of outputs) -> does each output begin inside the last axis?"""

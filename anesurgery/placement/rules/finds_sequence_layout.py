@@ -25,23 +25,20 @@ TEXT = "text encoders"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One published measurement of the layout.
-
-    Attributes:
-        kind: the kind of model that was measured.
-        figure: how the time changed, in words.
-        where: chip and OS, as far as they are named.
-        grade: how well it is supported.
-        source: who measured or said it.
-        chips: the chips for which it decides, as `Target.marketed` names them; empty where it decides nothing.
-    """
+    """One published measurement of the layout."""
 
     kind: str
+    """The kind of model that was measured."""
     figure: str
+    """How the time changed, in words."""
     where: str
+    """Chip and OS, as far as they are named."""
     grade: Grade
+    """How well it is supported."""
     source: str
+    """Who measured or said it."""
     chips: tuple[str, ...] = ()
+    """The chips for which it decides, as `Target.marketed` names them; empty where it decides nothing."""
 
     def __str__(self) -> str:
         return f"{self.figure} ({self.grade.value}, {self.where}: {self.source})"

@@ -88,17 +88,14 @@ def _repaired(rule: Rule, *, only: Mapping[str, RemedyFor] | None = None, **kind
 
 @dataclass(frozen=True)
 class Described:
-    """A layer with the shapes of its inputs, as the tests of the rules take it.
-
-    Attributes:
-        spec: the `NeuralNetworkLayer`.
-        inputs: one shape for each input; () where it is unknown.
-        constants: the names of the inputs that come from a `loadConstantND`.
-    """
+    """A layer with the shapes of its inputs, as the tests of the rules take it."""
 
     spec: Any
+    """The `NeuralNetworkLayer`."""
     inputs: tuple[tuple[int, ...], ...] = ()
+    """One shape for each input; () where it is unknown."""
     constants: frozenset[str] = frozenset()
+    """The names of the inputs that come from a `loadConstantND`."""
 
     @property
     def kind(self) -> str:

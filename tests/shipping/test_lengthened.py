@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil import mil_list
 from PIL import Image
 
 import anesurgery as ane
+from anesurgery.errors import InterpretError
 from anesurgery.files.size_index import Padding, SizeRow, choose_call
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -448,7 +449,7 @@ def test_a_converted_module(tmp_path: Path) -> None:
             got = ane.run(folder, {"ids": form}, precision="fp16")
             for one, other in zip(got.values(), expected.values(), strict=True):
                 np.testing.assert_array_equal(one, other)
-    with pytest.raises(ane.InterpretError, match="its rows differ in length"):
+    with pytest.raises(InterpretError, match="its rows differ in length"):
         ane.run(folder, {"ids": [[1], [2, 3]]})
 
 

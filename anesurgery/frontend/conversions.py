@@ -86,7 +86,7 @@ from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
 from anesurgery.frontend.resampling import resampling, resized, scales_of
-from anesurgery.frontend.written_views import narrow_scatter
+from anesurgery.frontend.written_views import narrow_scatter, written_as
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
 
@@ -1400,6 +1400,7 @@ CONVERSIONS: dict[str, Convert] = {
     "view_as_complex": view_as_complex,
     "istft": istft,
     "narrow_scatter": narrow_scatter,
+    "written_as": written_as,
     "max_unpool2d": max_unpool,
     "angle": angle,
     **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),

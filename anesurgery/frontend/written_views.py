@@ -16,13 +16,13 @@ from typing import Any
 
 from anesurgery.frontend.arguments import dtype_of, inputs_of, known_value
 from anesurgery.frontend.parts import slice_of_axis
-from anesurgery.mil import mb
+from anesurgery.mil import Var, mb, types
 
 CUTTING = ("select", "slice")
 """Views of a part of a tensor; coremltools itself can fill one of these."""
 COPYING = ("reshape", "flatten", "reshape_as")
 """Views of an ordinary tensor; copies of a tensor that is itself a view."""
-SHAPING = ("view", "view_as", "unflatten", "squeeze", "unsqueeze", *COPYING)
+SHAPING = ("view", "view_as", "unflatten", "squeeze", "unsqueeze", "detach", "alias", *COPYING)
 """Views with the same elements in the same order; a reshape to the old shape undoes them."""
 TURNING = ("t", "numpy_t", "transpose", "swapaxes", "swapdims", "mt")
 """Views that exchange two axes; the same exchange undoes them."""
@@ -67,7 +67,7 @@ def scatter_views(graph: Any) -> None:
     nodes = []
     for place, node in enumerate(graph.nodes):
         target = node.inputs[0] if _writes(node) else None
-        node.inputs = [latest.get(name, name) for name in node.inputs]
+        _read_newest(node, latest)
         if target is None:
             nodes.append(node)
             continue
@@ -75,6 +75,10 @@ def scatter_views(graph: Any) -> None:
         is_read = bool(stale) or any(tensors.last_read[name] > place for name in tensors.bases(target))
         if is_read:
             _refuse_lost(node, tensors.producers, views[0].inputs[0] if views else target)
+        if node.kind == "copy_":
+            cast = f"{node.outputs[0]}_in_its_dtype"
+            nodes.append(_like(node, "written_as", [node.inputs[1], node.inputs[0]], cast))
+            node.inputs[1] = cast
         if node.kind in COPIES:
             changed = any(view.outputs[0] in latest for view in views[:-1])  # no view of its tensor any more
             misplaced = bool(stale) or changed or not tensors.is_filled_by_host(target, views)
@@ -94,6 +98,28 @@ def _writes(node: Any) -> bool:
     return bool(node.inputs) and node.kind.endswith("_") and not node.kind.endswith("__")
 
 
+def _names_read(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, also in its blocks: the branches and loops of scripted functions."""
+    yield from node.inputs
+    yield from _names_read_in_blocks(node)
+
+
+def _names_read_in_blocks(node: Any) -> Iterator[str]:
+    for block in node.blocks:
+        for inner in block.nodes:
+            yield from _names_read(inner)
+        yield from block.outputs
+
+
+def _read_newest(node: Any, latest: dict[str, str]) -> None:
+    """Let a node and its blocks read the newest values of tensors."""
+    node.inputs = [latest.get(name, name) for name in node.inputs]
+    for block in node.blocks:
+        for inner in block.nodes:
+            _read_newest(inner, latest)
+        block.outputs = [latest.get(name, name) for name in block.outputs]
+
+
 class _Tensors:
     """The names of a graph's values as it was traced, and which of them are views of others.
 
@@ -107,8 +133,9 @@ class _Tensors:
         self.producers = {name: copy(node) for node in graph.nodes for name in node.outputs}
         self.places = {name: place for place, node in enumerate(graph.nodes) for name in node.outputs}
         self.last_read: dict[str, int] = defaultdict(lambda: -1)
-        self.last_read |= {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
+        self.last_read |= {name: place for place, node in enumerate(graph.nodes) for name in _names_read(node)}
         self.last_read |= dict.fromkeys(graph.outputs, len(graph.nodes))
+        self._in_blocks = {name for node in graph.nodes for name in _names_read_in_blocks(node)}
 
     def views(self, name: str) -> list[Any]:
         """Return the views from a tensor to this value, the outermost first."""
@@ -165,6 +192,8 @@ class _Tensors:
     def is_filled_by_host(self, target: str, views: list[Any]) -> bool:
         """Return whether coremltools fills this part of a tensor itself."""
         if not all(view.kind in CUTTING for view in views) or not self._in_order(views):
+            return False
+        if self._in_blocks & {views[0].inputs[0] if views else target}:  # where coremltools renames nothing
             return False
         return bool(views) or self._is_fresh(target)
 
@@ -261,6 +290,15 @@ def _like(node: Any, kind: str, inputs: list[str], output: str) -> Any:
     return InternalTorchIRNode(
         kind=kind, inputs=inputs, outputs=[output], blocks=[], model_hierarchy=node.model_hierarchy
     )
+
+
+def written_as(context: Any, node: Any) -> None:
+    """Convert `written_as(value, target)`, which this file writes: the value in the target's dtype, as torch."""
+    value, target = inputs_of(context, node)[:2]
+    is_cast = isinstance(value, Var) and isinstance(target, Var) and value.dtype != target.dtype
+    if is_cast and not any(types.is_complex(v.dtype) for v in (value, target)):
+        value = mb.cast(x=value, dtype=dtype_of(target), name=node.name)
+    context.add(value, torch_name=node.name)
 
 
 def narrow_scatter(context: Any, node: Any) -> None:

@@ -88,7 +88,10 @@ class Traceable(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         handler = HANDLERS.get(name) if self._every or name in PLAIN else None
-        result = NotImplemented if handler is None else handler(self, *args, **kwargs)
+        first = next((key for key in FIRST if key in kwargs), None) if not args else None
+        others = {key: value for key, value in kwargs.items() if key != first}
+        given = args if first is None else (kwargs[first],)
+        result = NotImplemented if handler is None else handler(self, *given, **others)
         if result is not NotImplemented:
             self.acted = self.acted or name not in PLAIN
             return result
@@ -132,9 +135,10 @@ class Traceable(TorchFunctionMode):
         own = self._is_expert_index(x) and dim == 0
         return tuple(self._remember_expert_index(row) for row in x.unbind(0)) if own else NotImplemented
 
-    def squeeze(self, x: torch.Tensor, *axes: Any) -> Any:
+    def squeeze(self, x: torch.Tensor, *axes: Any, **named: Any) -> Any:
         """Return the entries of `nonzero` as a vector, or one of them as a scalar."""
-        return self._remember_expert_index(x.squeeze(*axes)) if self._is_expert_index(x) else NotImplemented
+        own = self._is_expert_index(x)
+        return self._remember_expert_index(x.squeeze(*axes, **named)) if own else NotImplemented
 
     def where(self, mask: Any, *others: Any, **named: Any) -> Any:
         """Return positions of all rows for each axis of a mask."""
@@ -278,6 +282,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "scatter": Traceable.scatter,
 }
 """Name of a torch function -> its handler, which returns NotImplemented where it does not apply."""
+FIRST = ("condition", "tensors", "input")
+"""Names by which a call may give the first argument of these functions."""
 PLAIN = frozenset({"scatter", "tolist"})
 """Handlers that change how a call is written, and not its result."""
 

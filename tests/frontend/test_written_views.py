@@ -64,6 +64,46 @@ def parts_that_are_read_later(x: torch.Tensor) -> torch.Tensor:
     return left + right
 
 
+def in_integers(x: torch.Tensor) -> torch.Tensor:
+    """Fractions written into whole numbers, into a part as coremltools fills it, and into all of a tensor."""
+    part, whole = (x * 3).int(), torch.zeros_like(x, dtype=torch.int32)
+    part[:, 1] = x[:, 0] * 1.5
+    whole.copy_(x * 1.5)
+    return part + whole / 2
+
+
+def in_booleans(x: torch.Tensor) -> torch.Tensor:
+    mask = x > 0
+    mask[:, 1] = x[:, 0] * 1.5
+    return mask.float()
+
+
+@torch.jit.script
+def doubled_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(2):
+        y = y + x
+    return y
+
+
+@torch.jit.script
+def added_in_a_branch(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    if by.sum() > 0:  # noqa: SIM108 - torch reads this
+        y = x + by
+    else:
+        y = x - by
+    return y
+
+
+SCRIPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "added": lambda x: ((y := x * 2)[:, 1].add_(1), doubled_in_a_loop(y))[1],
+    "copied": lambda x: ((y := x * 2)[1:, 1].copy_(x[1:, 0]), doubled_in_a_loop(y))[1],
+    "filled": lambda x: ((y := x * 2)[0].fill_(1), added_in_a_branch(y, x))[1],
+    "a view": lambda x: ((y := x * 2)[0], y.fill_(1), added_in_a_branch(y, y[0]))[2],
+}
+"""Writes that only a scripted function reads."""
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "flattened": after(lambda y: y.view(-1)[3:5].add_(7)),
     "flattened by reshape": after(lambda y: y.reshape(-1)[3:5].mul_(-1)),
@@ -83,12 +123,19 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a view twice": lambda x: (p := (y := x * 2)[0], p.mul_(2), p.add_(x[1]))[0] + y,
     "after a view was taken": lambda x: ((y := x * 2)[:, 2:], y.mul_(3))[0] + 1,
     "accumulated": accumulated,
+    "detached": after(lambda y: y.detach()[:, 1].fill_(3)),
+    "in integers": in_integers,
+    "in booleans": in_booleans,
 }
 
 
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_each_write_counts(how: str) -> None:
     assert_each_agrees(CASES, (X, -X / 3), how)
+
+
+def test_a_scripted_function_reads_what_was_written() -> None:
+    assert_each_agrees(SCRIPTED, (X, -X / 3), "trace")
 
 
 def parts(y: torch.Tensor) -> object:

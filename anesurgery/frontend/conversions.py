@@ -86,7 +86,7 @@ from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
 from anesurgery.frontend.resampling import resampling, resized, scales_of
-from anesurgery.frontend.written_views import narrow_scatter, written_as
+from anesurgery.frontend.written_views import narrow_scatter, with_written_dtype, written_as
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
 
@@ -1549,7 +1549,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
     "new_full": lambda _: refusing_complex_fill(_filled),
     **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
-    **dict.fromkeys(("copy", "expand_as", "slice_scatter", "select_scatter"), with_complex_update),
+    "copy": lambda host: with_written_dtype(with_complex_update(host)),
+    **dict.fromkeys(("expand_as", "slice_scatter", "select_scatter"), with_complex_update),
     "full": refusing_complex_fill,
     **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
-from anesurgery.frontend.arguments import dtype_of, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value, wrapper
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import Var, mb, types
 
@@ -293,12 +293,29 @@ def _like(node: Any, kind: str, inputs: list[str], output: str) -> Any:
 
 
 def written_as(context: Any, node: Any) -> None:
-    """Convert `written_as(value, target)`, which this file writes: the value in the target's dtype, as torch."""
+    """Convert `written_as(value, target)`, which this file writes: the value in the dtype of the target."""
     value, target = inputs_of(context, node)[:2]
-    is_cast = isinstance(value, Var) and isinstance(target, Var) and value.dtype != target.dtype
-    if is_cast and not any(types.is_complex(v.dtype) for v in (value, target)):
-        value = mb.cast(x=value, dtype=dtype_of(target), name=node.name)
-    context.add(value, torch_name=node.name)
+    context.add(_in_dtype_of(target, value), torch_name=node.name)
+
+
+@wrapper
+def with_written_dtype(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `copy(target, value)`, as exported programs have it, to keep the target's dtype."""
+    target, value = inputs_of(context, node)[:2]
+    context.push(([node.inputs[1]], [_in_dtype_of(target, value)]))
+    host(context, node)
+    written = context[node.name]
+    context.pop()
+    context.add(written, torch_name=node.name)
+
+
+def _in_dtype_of(target: Any, value: Any) -> Any:
+    """Return a value in the dtype of a target; complex numbers, and what is no variable, stay as they are."""
+    if not isinstance(value, Var) or not isinstance(target, Var) or value.dtype == target.dtype:
+        return value
+    if any(types.is_complex(v.dtype) for v in (value, target)):
+        return value
+    return mb.cast(x=value, dtype=dtype_of(target))
 
 
 def narrow_scatter(context: Any, node: Any) -> None:

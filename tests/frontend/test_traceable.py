@@ -111,6 +111,22 @@ def test_torch_computes_the_same_within_it() -> None:
             torch.testing.assert_close(own, module(rows(1)))
 
 
+NAMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "squeeze": lambda x: x[:, :1].squeeze(dim=1),
+    "cat": lambda x: torch.cat(tensors=(x, x), dim=1),
+    "where": lambda x: torch.where(condition=x > 0, input=x, other=-x),
+    "unbind": lambda x: torch.unbind(input=x, dim=1)[0],
+    "an expert's number": lambda x: x[(x[:, 0] < 9).nonzero().squeeze(dim=-1)[0]],
+}
+
+
+@pytest.mark.parametrize("call", NAMED)
+def test_arguments_may_be_named(call: str) -> None:
+    with Traceable():
+        own = NAMED[call](rows(1))
+    torch.testing.assert_close(own, NAMED[call](rows(1)))
+
+
 def test_a_plain_trace_keeps_the_experts_of_its_example() -> None:
     module = Sorted()
     try:

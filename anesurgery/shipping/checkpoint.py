@@ -282,7 +282,9 @@ class Checkpoint:
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end an answer."""
-        found = self._generation.get("eos_token_id", getattr(self.config, "eos_token_id", None))
+        configs = (self.config, self.config.get_text_config())  # of pictures and text, only the inner has it
+        stated = next((end for c in configs if (end := getattr(c, "eos_token_id", None)) is not None), None)
+        found = self._generation.get("eos_token_id", stated)
         several = found if isinstance(found, list) else [] if found is None else [found]
         return tuple(int(token) for token in several)
 

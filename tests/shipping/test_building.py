@@ -206,6 +206,12 @@ def test_the_folder_says_all_that_a_runner_needs(built: Path) -> None:
     )
 
 
+def test_a_model_of_pictures_and_text_ends_as_its_text_config_says(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
+    assert Checkpoint(tmp_path, Gemma3Config(text_config={"eos_token_id": [7, 9]})).ends == (7, 9)
+
+
 def _of(report: dict[str, Any]) -> list[Any]:
     options = building.Options(**report.pop("options"))
     return [options, *(report[name] for name in ("bytes", "chunks", "psnr", "top", "off", "placed", "notes"))]

@@ -296,11 +296,19 @@ def _padded_values(row: SizeRow, values: Mapping[str, Any], by_length: Sequence[
             continue
         _check_not_masked(padded, one)
         for key, axis in one.inputs.items():
-            array = np.asarray(padded[key])
+            array, fill = np.asarray(padded[key]), one.fill.get(key, 0)
+            array = array if _holds(array.dtype, fill) else array.astype(np.float32)
             amounts = [(0, 0)] * array.ndim
             amounts[axis] = (0, row.inputs[key][axis] - array.shape[axis])
-            padded[key] = np.pad(array, amounts, constant_values=np.asarray(one.fill.get(key, 0), array.dtype))
+            padded[key] = np.pad(array, amounts, constant_values=np.asarray(fill, array.dtype))
     return padded
+
+
+def _holds(dtype: np.dtype[Any], number: float) -> bool:
+    """Return whether a dtype holds a number; floats count as holding any."""
+    if dtype.kind not in "iu":
+        return dtype.kind != "b" or number in (0, 1)
+    return np.iinfo(dtype).min <= number <= np.iinfo(dtype).max and number == int(number)
 
 
 def _check_not_masked(values: Mapping[str, Any], padding: Padding) -> None:

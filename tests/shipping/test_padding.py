@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from closeness import assert_close
 from coremltools.converters.mil.mil import get_new_symbol
 
 import anesurgery as ane
+from anesurgery.files.size_index import Padding, SizeRow, choose_call
 from anesurgery.mil import Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(0)
@@ -355,3 +357,12 @@ def test_an_added_mask_has_a_place_for_each_step() -> None:
     mask = (np.arange(16) < 10).astype(np.float32)[None]
     found = ane.run(largest, {"x": filled, "mask": mask})["y"][:, :5]
     assert_close(found, ane.run(program, {"x": values})["y"])
+
+
+@pytest.mark.parametrize("fill", [-math.inf, -1e4])
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32])
+def test_a_mask_of_integers_is_filled_with_what_hides(fill: float, dtype: type[Any]) -> None:
+    rows = (SizeRow("size_4", None, "model.mlpackage", {"mask": (1, 4)}),)
+    padding = Padding({"mask": 1}, {}, fill={"mask": fill}, hiding={"mask": True})
+    call = choose_call(rows, padding, {"mask": np.zeros((1, 2), dtype)})
+    np.testing.assert_array_equal(call.values["mask"], [[0, 0, fill, fill]])

@@ -9,7 +9,7 @@ whole, such as rotary frequencies, is replaced by the new value from there on.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
@@ -59,8 +59,11 @@ def scatter_views(graph: Any) -> None:
     """Replace the writes that coremltools would misplace or lose.
 
     Raises:
-        NotImplementedError: a value is written through a view that cannot be undone, and is read afterwards.
+        NotImplementedError: a value is written through a view that cannot be undone, or in a scripted branch
+            or loop, and is read afterwards.
     """
+    for node in graph.nodes:
+        _refuse_lost_in_blocks(node)
     tensors = _Tensors(graph)
     copied = {node.inputs[1] for node in graph.nodes if node.kind == "copy_"}
     latest: dict[str, str] = {}
@@ -105,10 +108,9 @@ def _names_read(node: Any) -> Iterator[str]:
 
 
 def _names_read_in_blocks(node: Any) -> Iterator[str]:
-    for block in node.blocks:
-        for inner in block.nodes:
-            yield from _names_read(inner)
-        yield from block.outputs
+    for inner in (node, *_nodes_in_blocks(node)):
+        yield from inner.inputs if inner is not node else ()
+        yield from (name for block in inner.blocks for name in block.outputs)
 
 
 def _read_newest(node: Any, latest: dict[str, str]) -> None:
@@ -226,6 +228,34 @@ def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
         f"{node.kind} writes in place through {kind}, and the tensor behind it is read later: "
         f"write a new tensor, or into a slice"
     )
+
+
+def _refuse_lost_in_blocks(node: Any) -> None:
+    """Raise where a scripted branch or loop writes into a part of a tensor that is read again, or is from outside.
+
+    Raises:
+        NotImplementedError: it does.
+    """
+    inner = list(_nodes_in_blocks(node))
+    made_by = {name: one for one in inner for name in one.outputs}
+    reads = Counter(_names_read_in_blocks(node))
+    for write in filter(_writes, inner):
+        name, is_read = write.inputs[0], False
+        while name in made_by and (_writes(made_by[name]) or made_by[name].kind in ANY_VIEW):
+            is_view, name = made_by[name].kind in ANY_VIEW, made_by[name].inputs[0]
+            is_read |= is_view and (reads[name] > 1 or name not in made_by)
+        if is_read:
+            raise NotImplementedError(
+                f"{write.kind} writes in place into a part of a tensor in a scripted branch or loop, where the "
+                "write would be lost: write a new tensor, or trace the function"
+            )
+
+
+def _nodes_in_blocks(node: Any) -> Iterator[Any]:
+    for block in node.blocks:
+        for inner in block.nodes:
+            yield inner
+            yield from _nodes_in_blocks(inner)
 
 
 def _scattered(node: Any, target: str, views: list[Any], latest: dict[str, str]) -> Iterator[Any]:

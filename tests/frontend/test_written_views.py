@@ -138,6 +138,31 @@ def test_a_scripted_function_reads_what_was_written() -> None:
     assert_each_agrees(SCRIPTED, (X, -X / 3), "trace")
 
 
+@torch.jit.script
+def written_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    for i in range(3):
+        y[:, i] = y[:, i] * 2
+    return y
+
+
+@torch.jit.script
+def written_in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    if x.sum() > 0:
+        y[:, 1] += 5
+    return y
+
+
+@pytest.mark.parametrize("function", [written_in_a_loop, written_in_a_branch])
+def test_a_write_in_a_scripted_branch_or_loop_is_refused(function: Callable[..., torch.Tensor]) -> None:
+    from anesurgery import frontend
+
+    frontend.register()
+    with pytest.raises(NotImplementedError, match="in a scripted branch or loop"):
+        convert(Function(lambda x: function(x)), {"x": X}, "trace", "iOS17", "FLOAT32")
+
+
 def parts(y: torch.Tensor) -> object:
     return y.chunk(2, 1)[1].sigmoid_()
 

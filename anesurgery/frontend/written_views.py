@@ -231,7 +231,7 @@ def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
 
 
 def _refuse_lost_in_blocks(node: Any) -> None:
-    """Raise where a scripted branch or loop writes into a part of a tensor that is read again, or is from outside.
+    """Raise where a scripted branch or loop writes into a part of a tensor, and the tensor lives on.
 
     Raises:
         NotImplementedError: it does.

@@ -69,15 +69,15 @@ INTEGER_TO_INTEGER = SIZED | names(
 POSITION_OPS = COMPARISONS | names("add sub minimum maximum")
 """Ops in which a whole number is a position, and not a factor."""
 GUARDS = {
-    **dict.fromkeys(("add", "maximum"), {"x": "y", "y": "x"}),
+    "add": {"x": "y", "y": "x"},
+    "maximum": {"x": "y", "y": "x"},
     "clip": {"alpha": "x"},
     "select": {"a": "b", "b": "a"},
 }
 """Op type -> each operand that may guard, and the one that it guards against 0."""
 HANDS_ON_GUARD = (
-    names(
-        "add maximum clip select abs square sqrt pow reduce_max reduce_sum tile split slice_by_index slice_by_size"
-    )
+    names("add maximum clip select abs square sqrt pow reduce_max reduce_sum tile split")
+    | names("slice_by_index slice_by_size")
     | CARRIERS
 )
 """Ops that hand a guarded number on."""

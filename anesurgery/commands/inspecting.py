@@ -234,10 +234,11 @@ class _Outcomes:
     def report(self, first: Any, full: bool) -> Outcome:
         """Return the outcome for one model."""
         from anesurgery.show import terminal
+        from anesurgery.show.costs import costs
 
         shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair_command)
         then = first.fixing
-        if not then and any(finding.remedy for finding in first.all_findings):
+        if not then and any(problem.remedies for problem in costs(first)):
             then = command("fix", self.model, target=self.target)
         then = (then or self.check_command(first)) if first.counts else ""
         more = WHY if first.counts and not full else ""

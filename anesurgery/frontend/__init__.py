@@ -23,20 +23,31 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from anesurgery import registry
 from anesurgery.frontend import complex_numbers, parts
-from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, keyword, known_value, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    add_results,
+    dtype_of,
+    inputs_of,
+    keyword,
+    known_value,
+    wrapper,
+)
 from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
 from anesurgery.frontend.written_views import write_through_views
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, quiet_host, types
+from anesurgery.ops import names
 
 DTYPES = {"b": torch.bool, "i": torch.int64, "u": torch.int64}
 PLAIN: dict[str, Any] = {
@@ -50,6 +61,18 @@ PLAIN: dict[str, Any] = {
 INSTEAD = {
     "mode": "of whole numbers from 0 below n, `(x[..., None] == torch.arange(n)).sum(-2).argmax(-1)` gives it",
     **dict.fromkeys(("lgamma", "digamma"), "compute it in the app, or read it from a table of whole numbers"),
+    **dict.fromkeys(
+        names(
+            "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_matrix_exp linalg_qr linalg_svd "
+            "linalg_svdvals svd special_erfcx special_log_ndtr special_ndtri special_i0 special_i0e "
+            "special_i1 special_i1e"
+        ),
+        "compute it in the app",
+    ),
+    **dict.fromkeys(
+        ("linalg_lstsq", "linalg_pinv", "pinverse"),
+        "of full rank with 2 to 4 columns, `torch.linalg.solve(a.mT @ a, a.mT @ b)` gives a solution",
+    ),
 }
 """Operation without a converter -> what to do."""
 
@@ -112,11 +135,7 @@ def _decomposed(context: Any, node: Any) -> None:
         raise NotImplementedError(f"{node.name}: Core ML has no {node.kind} of computed numbers: {words}")
     else:
         results = _convert_graph(context, node, _decomposed_graph(op, values, tensors), tensors)
-    if len(results) == len(node.outputs):
-        for name, value in zip(node.outputs, results, strict=True):
-            context.add(mb.identity(x=value, name=name))
-    else:  # torch.export selects the results of an operation by nodes of their own
-        context.add(tuple(results), torch_name=node.name)
+    add_results(context, node, results)
 
 
 @wrapper
@@ -198,7 +217,10 @@ def _decomposed_graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> An
         return op(**_with_tensors(values, fakes))
 
     examples = [torch.zeros(tuple(v.shape), dtype=_torch_dtype(v)) for v in tensors]
-    return make_fx(called, decomposition_table=lacking, tracing_mode="fake")(*examples).graph
+    try:
+        return make_fx(called, decomposition_table=lacking, tracing_mode="fake")(*examples).graph
+    except DataDependentOutputException:
+        raise NotImplementedError(f"{op} decides by numbers that are computed") from None
 
 
 def _with_tensors(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
@@ -324,6 +346,7 @@ def register() -> None:
     name_modules_in_errors()
     write_slices()
     scale_attention()
+    keep_biases()
     merge_axes()
     _compute_bfloat16_as_float32()
     _know_floats_whole()
@@ -403,8 +426,8 @@ NARROWER = {torch.bfloat16: torch.float32, torch.complex128: torch.complex64}
 def _with_floats(host: Any) -> Any:
     """Wrap the reader of constants, to narrow dtypes that MIL lacks."""
 
-    def constant(*positional: Any) -> Any:
-        return host(*(_narrowed(value) for value in positional))
+    def constant(*positional: Any, **named: Any) -> Any:
+        return host(*(_narrowed(value) for value in positional), **named)
 
     return constant
 
@@ -488,6 +511,34 @@ def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[
         ]
         static = [n for n in (*sizes, *constants) if not is_symbolic(n)]
         return len(set(static)) <= 1 and host(mul_op, add_op, block)
+
+    return try_to_transform
+
+
+# A constant that a convolution is joined with stays as it is.
+#
+# coremltools negates in place what is subtracted from a convolution, also where other ops read it.
+
+
+def keep_biases() -> None:
+    """Join a bias from a copy of its constant; a second call changes nothing."""
+    from coremltools.converters.mil.mil.passes.defs.optimize_conv import fuse_conv_bias
+
+    host = fuse_conv_bias._try_to_transform
+    if host.__module__ != __name__:
+        fuse_conv_bias._try_to_transform = staticmethod(_with_copied_bias(host))
+
+
+def _with_copied_bias(host: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def try_to_transform(conv_op: Any, add_op: Any) -> bool:
+        known = {v: v._sym_val for v in (add_op.x, add_op.y) if v.val is not None}
+        for v, value in known.items():
+            v._sym_val = deepcopy(value)
+        try:
+            return host(conv_op, add_op)
+        finally:
+            for v, value in known.items():
+                v._sym_val = value
 
     return try_to_transform
 

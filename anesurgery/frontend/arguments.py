@@ -7,13 +7,13 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, types
+from anesurgery.mil import Var, mb, types
 
 Convert = Callable[[Any, Any], None]
 """A converter: (context, node) -> None. `context` holds the values converted so far, by torch's names."""
@@ -75,6 +75,15 @@ def promoted(values: list[Any]) -> list[Var]:
     from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
 
     return promote_input_dtypes(values)
+
+
+def add_results(context: Any, node: Any, results: Sequence[Var]) -> None:
+    """Add the results of an operation that has several; torch.export selects them by nodes of their own."""
+    if len(results) == len(node.outputs):
+        for name, value in zip(node.outputs, results, strict=True):
+            context.add(mb.identity(x=value, name=name))
+    else:
+        context.add(tuple(results), torch_name=node.name)
 
 
 def dtype_of(x: Var) -> str:

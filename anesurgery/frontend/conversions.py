@@ -16,6 +16,7 @@ import numpy as np
 
 from anesurgery.frontend.arguments import (
     Convert,
+    add_results,
     argument,
     dtype_of,
     inputs_of,
@@ -103,8 +104,15 @@ def solve_triangular(context: Any, node: Any) -> None:
         bool(known_value(argument(context, node, i, name, default)))
         for i, name, default in ((2, "upper", False), (3, "left", True), (4, "unitriangular", False))
     )
+    inverted = _triangular_inverse(node, a, upper=upper, unit=unit)
+    x, y = (inverted, b) if left else (b, inverted)
+    context.add(mb.matmul(x=x, y=y, name=node.name))
+
+
+def _triangular_inverse(node: Any, a: Var, *, upper: bool, unit: bool = False) -> Any:
+    """Return the inverses of triangular matrices: a variable, or numbers that are known."""
     if is_symbolic(a.shape[-1]):
-        raise NotImplementedError(f"{node.name}: solve_triangular of matrices of dynamic size {a.shape}")
+        raise NotImplementedError(f"{node.name}: {node.kind} of matrices of dynamic size {a.shape}")
     n, dtype = int(a.shape[-1]), types.nptype_from_builtin(a.dtype)
     eye = np.eye(n, dtype=dtype)
     inverted = eye if unit else mb.real_div(x=eye, y=mb.add(x=mb.mul(x=a, y=eye), y=1 - eye))
@@ -113,8 +121,52 @@ def solve_triangular(context: Any, node: Any) -> None:
         if inverted is not eye:
             beside = mb.matmul(x=mb.matmul(x=inverted, y=beside), y=inverted)
         inverted = mb.sub(x=inverted, y=beside)
-    x, y = (inverted, b) if left else (b, inverted)
-    context.add(mb.matmul(x=x, y=y, name=node.name))
+    return inverted
+
+
+MOST_ROWS = 16
+"""The most rows of a Cholesky factor, which takes seven ops for each; a choice."""
+
+
+def cholesky(context: Any, node: Any) -> None:
+    """Convert `torch.linalg.cholesky_ex(a, upper=False)`, column by column.
+
+    The code is 0, or the number of the first minor that is not positive.
+    """
+    rest = inputs_of(context, node)[0]
+    upper = bool(known_value(argument(context, node, 1, "upper", False)))
+    n = rest.shape[-1]
+    if is_symbolic(n) or n > MOST_ROWS:
+        raise NotImplementedError(
+            f"{node.name}: only matrices of up to {MOST_ROWS} rows are factored; these have {n}: "
+            "factor them in the app"
+        )
+    front, columns, pivots = [0] * (rest.rank - 2), [], []
+    for k in range(n):
+        column = mb.slice_by_size(x=rest, begin=[*front, 0, k], size=[-1] * (rest.rank - 1) + [1])
+        pivots.append(mb.slice_by_size(x=column, begin=[*front, k, 0], size=[*[-1] * len(front), 1, 1]))
+        below = (np.arange(n) >= k).astype(np_dtype(rest))[:, None]
+        columns.append(mb.mul(x=mb.real_div(x=column, y=mb.sqrt(x=pivots[-1])), y=below))
+        rest = mb.sub(x=rest, y=mb.matmul(x=columns[-1], y=columns[-1], transpose_y=True))
+    factor = mb.concat(values=columns, axis=-1)
+    positive = mb.cast(x=mb.greater(x=mb.concat(values=pivots, axis=-1), y=0.0), dtype="int32")
+    count = mb.reduce_sum(x=positive, axes=[-2, -1], keep_dims=False)  # the pivots after a failure are NaN
+    code = mb.mul(x=mb.add(x=count, y=1), y=mb.cast(x=mb.less(x=count, y=n), dtype="int32"))
+    add_results(context, node, (_turned(factor) if upper else factor, code))
+
+
+def cholesky_solve(context: Any, node: Any) -> None:
+    """Convert `torch.cholesky_solve(b, factor, upper=False)`; `torch.cholesky_inverse(factor)` has no b."""
+    *others, factor = (v for v in inputs_of(context, node) if isinstance(v, Var) and v.rank > 1)
+    place = len(others) + 1
+    upper = bool(known_value(argument(context, node, place, "upper", False)))
+    inverted = _triangular_inverse(node, factor, upper=upper)
+    # with A = L L^T, its inverse is the transpose of the inverse of L times the inverse of L
+    first = mb.matmul(x=inverted, y=others[0], transpose_x=upper) if others else inverted
+    if others:
+        context.add(mb.matmul(x=inverted, y=first, transpose_x=not upper, name=node.name))
+    else:
+        context.add(mb.matmul(x=first, y=first, transpose_x=not upper, transpose_y=upper, name=node.name))
 
 
 @wrapper
@@ -141,11 +193,49 @@ def linalg_solve(context: Any, node: Any) -> None:
 
 def _inverse(x: Var, refused: str, name: str) -> Var:
     """Return the inverses of computed matrices of 2 to 4 rows: their cofactors over their determinant."""
+    cofactors, determinants = _expanded(x, refused)
+    inverses: Var = mb.real_div(x=_turned(cofactors), y=determinants, name=name)
+    return inverses
+
+
+def determinant(*, logarithm: bool) -> Convert:
+    """Return the converter of `torch.linalg.det(a)`, or of `slogdet`: of constants, or of 2 to 4 rows."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if x.val is not None:
+            sign, log = np.linalg.slogdet(x.val)
+            results = (
+                (mb.const(val=sign), mb.const(val=log)) if logarithm else (mb.const(val=sign * np.exp(log)),)
+            )
+        else:
+            n, real = x.shape[-1], np_dtype(x).type
+            largest = mb.reduce_max(x=mb.abs(x=x), axes=[-2, -1], keep_dims=True)
+            scale = mb.maximum(x=largest, y=real(1e-4))  # the product of n large elements may overflow
+            expanded = _expanded(mb.real_div(x=x, y=scale) if logarithm else x, node.name)[1]
+            first = mb.slice_by_size(x=expanded, begin=[0] * x.rank, size=[*[-1] * (x.rank - 2), 1, 1])
+            value, scale = (mb.squeeze(x=v, axes=[-2, -1]) for v in (first, scale))
+            log = mb.add(x=mb.log(x=mb.abs(x=value)), y=mb.mul(x=mb.log(x=scale), y=real(n)))
+            results = (mb.sign(x=value), log) if logarithm else (value,)
+        unread = mb.const(val=np.int32(0))  # the factors and their order, which no public call returns
+        add_results(context, node, (*results, unread, unread))
+
+    return convert
+
+
+def _turned(x: Var) -> Var:
+    """Return matrices transposed."""
+    turned: Var = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+    return turned
+
+
+def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
+    """Return the cofactors of computed matrices of 2 to 4 rows, and their determinants in a column each."""
     n = x.shape[-1]
     if n not in (2, 3, 4):
         raise NotImplementedError(
-            f"{refused}: of computed matrices, only those of 2 to 4 rows are inverted; these have {n}: "
-            "invert them in the app"
+            f"{refused}: of computed matrices, only those of 2 to 4 rows are inverted, or have a determinant; "
+            f"these have {n}: compute it in the app"
         )
 
     def moved(rows: int, columns: int) -> Var:
@@ -165,9 +255,37 @@ def _inverse(x: Var, refused: str, name: str) -> Var:
     if n % 2 == 0:
         cofactors = mb.mul(x=cofactors, y=((-1.0) ** np.add.outer(range(n), range(n))).astype(np_dtype(x)))
     expanded = mb.reduce_sum(x=mb.mul(x=x, y=cofactors), axes=[-1], keep_dims=True)  # each row: the determinant
-    turned = mb.transpose(x=cofactors, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
-    inverses: Var = mb.real_div(x=turned, y=expanded, name=name)
-    return inverses
+    return cofactors, expanded
+
+
+def covariance(context: Any, node: Any) -> None:
+    """Convert `torch.cov(x, correction=1)` without weights, and `torch.corrcoef(x)`: a row is a variable."""
+    x = inputs_of(context, node)[0]
+    if any(isinstance(argument(context, node, i, name), Var) for i, name in ((2, "fweights"), (3, "aweights"))):
+        raise NotImplementedError(f"{node.name}: {node.kind} with weights")
+    rows = mb.expand_dims(x=x, axes=[0]) if x.rank == 1 else x
+    rows = mb.sub(x=rows, y=mb.reduce_mean(x=rows, axes=[-1], keep_dims=True))
+    real = np_dtype(rows).type
+    if node.kind == "cov":
+        count = x.shape[-1] - int(known_value(argument(context, node, 1, "correction", 1)))
+        divided = mb.mul(x=rows, y=real(1 / count))  # before the product, which may overflow
+    else:
+        rows = mb.real_div(x=rows, y=mb.reduce_l2_norm(x=rows, axes=[-1], keep_dims=True))
+        divided = rows
+    products = mb.matmul(x=divided, y=rows, transpose_y=True)
+    if node.kind == "corrcoef":
+        products = mb.clip(x=products, alpha=real(-1), beta=real(1))
+    whole = mb.squeeze(x=products, axes=[0, 1]) if x.rank == 1 else mb.identity(x=products)
+    context.add(whole, torch_name=node.name)
+
+
+def broadcast_in_dim(context: Any, node: Any) -> None:
+    """Convert `prims.broadcast_in_dim(x, shape, places)`: axis i of x becomes axis `places[i]`."""
+    x, *lists = inputs_of(context, node)
+    shape, places = (np.ravel([known_value(v) for v in np.atleast_1d(v)]).tolist() for v in lists)
+    before = [x.shape[places.index(i)] if i in places else 1 for i in range(len(shape))]
+    repeats = [n // m for n, m in zip(shape, before, strict=True)]
+    context.add(mb.tile(x=mb.reshape(x=x, shape=before), reps=repeats, name=node.name))
 
 
 def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
@@ -1299,6 +1417,14 @@ CONVERSIONS: dict[str, Convert] = {
     **{f"{kind}.input": exported_recurrent(kind) for kind in OUTPUTS},
     "linalg_solve_triangular": solve_triangular,
     "linalg_solve": linalg_solve,
+    "linalg_cholesky_ex": cholesky,
+    **dict.fromkeys(("cholesky_solve", "cholesky_inverse"), cholesky_solve),
+    "_linalg_check_errors": lambda context, node: None,
+    "_linalg_det": determinant(logarithm=False),
+    "_linalg_slogdet": determinant(logarithm=True),
+    "prims::broadcast_in_dim": broadcast_in_dim,
+    "cov": covariance,
+    "corrcoef": covariance,
     **SCATTERING,
     **ELEMENTARY,
     **dict.fromkeys(("prod", "prod.dim_int"), with_complex_product_of_all(ELEMENTARY["prod"])),

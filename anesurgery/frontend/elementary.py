@@ -14,6 +14,7 @@ import torch
 
 from anesurgery.frontend.arguments import (
     Convert,
+    add_results,
     argument,
     dtype_of,
     inputs_of,
@@ -305,17 +306,9 @@ def order_statistic(*, median: bool) -> Convert:
             for v in least
         ]
         made = ends if keep else [mb.squeeze(x=v, axes=[along]) for v in ends]
-        _add_results(context, node, made[:1] if axis is None else made)
+        add_results(context, node, made[:1] if axis is None else made)
 
     return convert
-
-
-def _add_results(context: Any, node: Any, made: list[Var]) -> None:
-    if len(node.outputs) == 1 < len(made):  # torch.export selects the results by nodes of their own
-        context.add(tuple(made), torch_name=node.name)
-    else:
-        for name, value in zip(node.outputs, made, strict=True):
-            context.add(value, torch_name=name)
 
 
 def cumulative(*, largest: bool) -> Convert:
@@ -341,7 +334,7 @@ def cumulative(*, largest: bool) -> Convert:
             kept = [mb.select(cond=stay, a=a, b=b) for a, b in zip(later, earlier, strict=True)]
             both = [mb.concat(values=pair, axis=axis) for pair in zip(first, kept, strict=True)]
             reach *= 2
-        _add_results(context, node, both)
+        add_results(context, node, both)
 
     return convert
 

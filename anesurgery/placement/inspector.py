@@ -45,6 +45,7 @@ from anesurgery.placement.rules import (
     whole_model,
 )
 from anesurgery.placement.rules.legality import FORBIDDEN
+from anesurgery.placement.rules.shapes import OF_LAYOUT
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import (
@@ -292,6 +293,8 @@ def _op_row(
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = judged.findings
+    if unit not in ("ane", None):
+        findings = tuple(finding for finding in findings if finding.rule not in OF_LAYOUT)
     if samples is not None:
         findings = (*(samples.with_magnitudes(f, op) for f in findings), *samples.findings.get(name, ()))
     return OpRow(

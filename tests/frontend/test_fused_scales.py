@@ -37,3 +37,20 @@ def test_only_the_same_channels_become_a_batch_norm(channels: int, shift: torch.
     for given in (x, 3 - x):
         (found,) = run(model, {"x": given.numpy()}).values()
         assert_close(found, module(given).numpy(), rtol=2e-5)  # a batch norm adds 1e-5 to the variance
+
+
+class Inverted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.conv = torch.arange(1.0, 4.0).reshape(1, 3, 1, 1), torch.nn.Conv2d(3, 3, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv((x + self.shift).sin()) - self.shift
+
+
+def test_a_shift_that_is_subtracted_from_a_convolution_stays_the_same_before_it() -> None:
+    frontend.register()
+    module, x = Inverted().eval(), torch.arange(12.0).reshape(1, 3, 2, 2)
+    model = convert(module, {"x": x}, "trace", "iOS17", "FLOAT32")
+    (found,) = run(model, {"x": x.numpy()}).values()
+    assert_close(found, module(x).detach().numpy(), rtol=1e-5)

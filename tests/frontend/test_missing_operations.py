@@ -207,6 +207,17 @@ CASES: dict[str, dict[str, Torch]] = {
         "solved_from_the_right": lambda x: torch.linalg.solve(
             x[..., 1:4, 1:4] + 4 * torch.eye(3), x[..., :2, :3], left=False
         ),
+        "determinants": lambda x: torch.linalg.det(x[..., :4]) + torch.linalg.det(TABLE[:6]),
+        "logarithms_of_determinants": lambda x: torch.stack(torch.linalg.slogdet(99 * x[..., :3, :3])),
+        "factors": lambda x: torch.linalg.cholesky(x @ x.mT + EYE),
+        "upper_factors": lambda x: torch.linalg.cholesky(x.mT @ x + torch.eye(6), upper=True),
+        "failures": lambda x: torch.linalg.cholesky_ex(x @ x.mT - torch.arange(4.0).diag() * 9).info,
+        "solved_by_factors": lambda x: torch.cholesky_solve(x, torch.linalg.cholesky(x @ x.mT + EYE)),
+        "solved_by_upper_factors": lambda x: torch.cholesky_solve(x, (x[..., :4] + EYE).triu(), upper=True),
+        "inverses_of_factors": lambda x: torch.cholesky_inverse((x[..., :4] + EYE).tril()),
+        "inverses_of_upper_factors": lambda x: torch.cholesky_inverse((x[..., :4] + EYE).triu(), upper=True),
+        "kept_axes": lambda x: torch.cat(torch.std_mean(x, (0, 2), keepdim=True)),
+        "kept_axes_of_all": lambda x: torch.cat(torch.var_mean(x, keepdim=True, correction=0)),
         "bits_of_booleans": lambda x: torch.stack([(x > 0) & 1, (x > 0) | (9 * x).int()]).float(),
         "packed_weights": lambda x: x * torch.stack([PACKED & 15, PACKED >> 4, PACKED << 4], -1).flatten(),
         "bits": lambda x: torch.stack(
@@ -324,6 +335,15 @@ def test_each_conversion(room: str, how: str) -> None:
     assert_each_agrees(CASES[room], (X, X.flip(0, 1) * 0.75), how, rtol=1e-5)
 
 
+def test_covariances() -> None:
+    """torch.export refuses them."""
+    functions: dict[str, Torch] = {
+        "covariances": lambda x: torch.cov(x[0]) + torch.cov(x[0, 0], correction=0),
+        "correlations": lambda x: torch.corrcoef(x[1]),
+    }
+    assert_each_agrees(functions, (X, X.flip(0, 1) * 0.75), "trace", rtol=1e-5)
+
+
 def test_a_filled_diagonal() -> None:
     assert_each_agrees({"filled": lambda x: (2 * x[0]).fill_diagonal_(5.0)}, (X, -X), "trace", rtol=1e-6)
 
@@ -343,7 +363,7 @@ def test_a_filled_diagonal() -> None:
         (lambda x: x[0, 0].repeat_interleave(x[0, 0].argsort()), "give their sum as `output_size`"),
         (
             lambda x: torch.linalg.inv(x[..., :1, None] + torch.eye(5)),
-            "only those of 2 to 4 rows are inverted; these have 5",
+            "only those of 2 to 4 rows are inverted, .* these have 5",
         ),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
@@ -354,7 +374,8 @@ def test_a_filled_diagonal() -> None:
         (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
         (volume(1, padding_mode="reflection"), "a volume that is reflected at its borders"),
         (lambda x: F.grid_sample(x[None], x[None, :2, :, :2], "bicubic"), "bicubic sampling"),
-        (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
+        (lambda x: torch.linalg.qr(x).Q, "no linalg_qr of computed numbers: compute it in the app"),
+        (lambda x: torch.linalg.cholesky(x[0, :1, :1] ** 2 + torch.eye(17)), "matrices of up to 16 rows"),
     ],
 )
 def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how: str) -> None:

@@ -114,6 +114,7 @@ class Bitwise(Symbolic):
         self.finite, self.one_zero = finite, one_zero
         self.lattice, self.whole = Lattice(seed), WholeExtremes(seed)
         self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
+        self._lifted: dict[Any, Image] = {}
 
     def fresh(self) -> Bitwise:
         """Return a new arithmetic of the same kind, which knows nothing yet."""
@@ -127,8 +128,19 @@ class Bitwise(Symbolic):
         return super()._run(op, meaning, arguments)
 
     def lift(self, value: Any) -> Image:
-        """Return constants by value: one hash for each magnitude, so that -c is the negative of c."""
+        """Return constants by value: one hash for each magnitude, so that -c is the negative of c.
+
+        Those of a few numbers are computed once: a loop reads them at each step.
+        """
         array = np.asarray(value)
+        if array.size > HALVES:
+            return self._lift(array)
+        content = array.dtype.str, array.shape, array.tobytes()
+        if content not in self._lifted:
+            self._lifted[content] = self._lift(array)
+        return self._lifted[content]
+
+    def _lift(self, array: Array) -> Image:
         if array.dtype.kind in "iub":
             image = opaque(
                 self.primes, hash_of("integer"), torch.from_numpy(np.asarray(array.astype(np.int64)))
@@ -166,17 +178,20 @@ class Bitwise(Symbolic):
     def rows(self, weight: Any) -> Image:
         """Return one element for each output of a weight, whose first axis has the outputs.
 
-        For numbers that stand for a weight it is computed once for both sides.
+        For numbers that stand for a weight, and for a few numbers, it is computed once for both sides.
         """
         terms = math.prod(weight.shape[1:])
         if isinstance(weight, Image):
             return self._rows_of(weight.map(lambda v: v.reshape(-1, terms)))
         flat = weight.reshape(-1, terms)
-        place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
+        few = flat.numel() <= HALVES
+        place = flat.numpy().tobytes() if few else flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
         if place not in self._rows:
             parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
             factors = field.joined(parts, torch.cat)
-            if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
+            if not (
+                few or self.stand_ins or flat.dtype == torch.float16
+            ):  # what is stored in fp16 stays where it is
                 return factors
             self._rows[place] = flat, factors  # kept with it, so that nothing else can come to lie there
         return self._rows[place][1]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, PRODUCTS, STATEFUL, UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
+from anesurgery.placement.target import Target
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, value_before, weight
@@ -340,8 +342,26 @@ def kept_sign(op: Operation) -> str:
     return f"%{op.x.name} is {np.min(value)}" if value is not None and np.any(value < 0) else ""
 
 
+class _SmallFactor(NamedTuple):
+    """A factor or divisor that rounding has made 0 or subnormal: what is lost, and the digits that it kept."""
+
+    words: str
+    digits: int
+
+
 def rounded_away(op: Operation) -> str:
     """Report a factor or divisor in fp16 that rounding has made 0 or subnormal."""
+    factor = _small_factor(op)
+    return "" if factor is None else factor.words
+
+
+def _factor_decibels(op: Operation, target: Target) -> float:
+    """Return the PSNR in dB that a small factor leaves of its product."""
+    factor = _small_factor(op)
+    return 0.0 if factor is None else 20 * math.log10(2) * factor.digits
+
+
+def _small_factor(op: Operation) -> _SmallFactor | None:
     for name, var in operands(op):
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
@@ -349,13 +369,14 @@ def rounded_away(op: Operation) -> str:
             continue  # a mask may be multiplied by any constant
         size = abs(float(np.asarray(value).item()))
         if size == 0 and op.op_type == "mul":
-            return f"%{op.outputs[0].name} is multiplied by 0"
+            return _SmallFactor(f"%{op.outputs[0].name} is multiplied by 0", 0)
         if size == 0 and name == "y":
-            return f"%{op.outputs[0].name} is divided by 0"
+            return _SmallFactor(f"%{op.outputs[0].name} is divided by 0", 0)
         if 0 < size < fp16.NORMAL:
             digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
-            return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
-    return ""
+            words = f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
+            return _SmallFactor(words, digits)
+    return None
 
 
 def infinite_factor(op: Operation) -> str:
@@ -592,6 +613,7 @@ RULES = (
         "that, and none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
         test=lambda op, target: rounded_away(op),
+        decibels_for=_factor_decibels,
         grade=Grade.DOCUMENTED,
         advice="convert again in fp32 and let compute_fp16 choose, or split the constant into two larger "
         "factors",

@@ -253,6 +253,8 @@ LAST_SOURCE = (
     "Apple: Deploying Transformers on the Apple Neural Engine; apple/coreai-models: neural_engine_rules.md; "
     "Anemll/Anemll; sbryngelson/ane-guide"
 )
+OF_LAYOUT = frozenset({"last-axis-align", "last-axis-memory"})
+"""Rules about how the engine stores a value, which mean nothing for an op that runs elsewhere."""
 RULES: tuple[Rule, ...] = (
     Rule(
         "last-axis-align",
@@ -366,6 +368,7 @@ PIXELS = _port(
     "of textures gave wrong images, as its module was trained on scaled ones",
     "coremltools: ImageType; apple/coremltools: issue 2438",
     grade=Grade.DOCUMENTED,
+    kind="numeric",
     advice="if the module was trained on 0 to 1, convert with ct.ImageType(scale=1/255)",
 )
 IMAGE_BIAS = _port(

@@ -198,7 +198,7 @@ def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> An
 
 
 def _validate(program: Program, check_essential_scope: bool = False) -> None:
-    """Check a program where it is complete; coremltools also would after each pass, which takes a third of the time."""
+    """Check a program where coremltools says that it is complete; and not after each pass, which is slow."""
     if check_essential_scope:
         for function in program.functions.values():
             function.validate(force_validate=True, check_essential_scope=True)

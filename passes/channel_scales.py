@@ -28,7 +28,8 @@ program of the target may hold.
 Why it helps: Core ML refuses convolutions and products whose weights have a scale for each block ("ANE only
 support per-cout/per-tensor quantization": reported on M5 Pro with macOS 27.0, and on M2, where 129 ops of a
 classifier left the ANE); one scale for each channel and palettes stayed there. What the pass gains in time was
-not measured.
+not measured. A product whose weights have an offset in fp16 stayed off the engine too (macOS 15 beta, Mac not
+named); its weights become plain.
 
 Grade: bit for bit.
 """
@@ -87,14 +88,16 @@ class ChannelScales(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match a weight scaled by blocks whose numbers another form holds well enough."""
         op, stored = m.root, an.reading.weight(m.root)
-        if stored is None or stored.op is None or not legality.block_scales(op, an.Target()):
+        if stored is None or stored.op is None:
+            return an.NO_MATCH
+        if not (legality.block_scales(op, an.Target()) or legality.float_offset(op, an.Target())):
             return an.NO_MATCH
         numbers, name = an.decoded(stored), f"%{stored.name}"
         axis = legality.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
         bound = m.bind(stored=stored, axis=axis, exact=True)  # axis: of the new scales; None without any
-        if (encode := _regrouped(stored.op, axis)) is not None:
+        if not legality.float_offset(op, an.Target()) and (encode := _regrouped(stored.op, axis)) is not None:
             return bound.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
             held = byte_words(reencoding.stored_bytes(stored))

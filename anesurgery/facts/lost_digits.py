@@ -559,9 +559,14 @@ def inexact_points(op: Operation, bits: int) -> Loss | None:
     makers = makers_of(op.coordinates, MAKERS, bits)
     if bits == HALF and not is_rounded_before(op, makers):
         return None
-    off = max(sides) / 4 * fp16.HALF_STEP  # half of the steps between 0.5 and 1
-    why = f"%{op.coordinates.name} lies up to {off:.2g} pixels off in an image of {max(sides)}"
+    why = f"%{op.coordinates.name} lies up to {pixels_off(op):.2g} pixels off in an image of {max(sides)}"
     return Loss((op, *makers), op, why)
+
+
+def pixels_off(op: Operation) -> float:
+    """Return how many pixels a point of a resample lies off in fp16, along the longest side."""
+    sides = [n for n in op.x.shape[-2:] if isinstance(n, int)]
+    return max(sides) / 4 * fp16.HALF_STEP  # half of the steps between 0.5 and 1
 
 
 # Integers above 2048.

@@ -82,11 +82,8 @@ class OpError(LoadError):
 def reading(fetch: FetchWeight) -> Iterator[None]:
     """Patch coremltools' reader inside the body: weights come from `fetch`, and it reads all that it writes."""
     _skip_used_symbols()
-    host_validate, host_dimension, host_infer = (
-        InputSpec.validate_inputs,
-        helper.get_proto_dim,
-        HostOperation._auto_val,
-    )
+    host_validate, host_infer = InputSpec.validate_inputs, HostOperation._auto_val
+    host_dimension = helper.get_proto_dim
 
     def validate_inputs(self: Any, *arguments: Any) -> None:
         """Accept inputs of different float types, as an fp32 epsilon beside an fp16 input."""

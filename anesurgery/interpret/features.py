@@ -173,11 +173,11 @@ def images(features: Iterable[Any]) -> frozenset[str]:
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
 
-def eight_bit_images(features: Collection[Any]) -> frozenset[str]:
-    """Return the names of the images whose pixels are numbers from 0 to 255; other images hold fp16."""
-    half = proto.FeatureTypes_pb2.ImageFeatureType.GRAYSCALE_FLOAT16
-    pictures = images(features)
-    return frozenset(f.name for f in features if f.name in pictures and f.type.imageType.colorSpace != half)
+def eight_bit_images(features: Collection[Any]) -> dict[str, str]:
+    """Return {image whose pixels are numbers from 0 to 255: its color space}; other images hold fp16."""
+    kind, pictures = proto.FeatureTypes_pb2.ImageFeatureType, images(features)
+    spaces = {f.name: f.type.imageType.colorSpace for f in features if f.name in pictures}
+    return {n: kind.ColorSpace.Name(s) for n, s in spaces.items() if s != kind.GRAYSCALE_FLOAT16}
 
 
 Range = tuple[int, int]

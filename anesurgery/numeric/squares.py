@@ -68,7 +68,8 @@ def cosine(op: Operation) -> Form | None:
 
 def _overflow_words(form: Form, bound: MagnitudeBound) -> str:
     most, name = magnitude_words(max(map(bound, form.rows))), next(iter(form.rows)).name
-    return f"the square of %{name} overflows from {math.sqrt(fp16.LARGEST):.0f} on; it {most}"
+    least, largest = math.sqrt(fp16.LEAST), math.sqrt(fp16.LARGEST)
+    return f"the square of %{name} overflows from {largest:.0f} on, and is 0 below {least:.1g}; it {most}"
 
 
 def _rebuild_on_quotients(mb: Maker, form: Form) -> Var:

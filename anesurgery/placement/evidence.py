@@ -93,6 +93,8 @@ class Finding:
     """What the user can do if there is no pass."""
     op: str = ""
     """Name of the op; "" for a finding about the model."""
+    decibels: float | None = None
+    """The PSNR in dB of what fp16 leaves of the op's result; None where that is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -136,6 +138,8 @@ class Rule:
     "any", "integers" for ops on integers, "" for none."""
     remedy_for: RemedyFor | None = None
     """Returns the pass for one op, if that depends on the op; it then replaces `remedy`."""
+    decibels_for: Callable[[Any, Target], float] | None = None
+    """Returns the PSNR in dB of what fp16 leaves of one op's result; None if that is not known."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -144,8 +148,10 @@ class Rule:
             )
 
     def finding_about(self, op: Any, name: str, message: str, target: Target) -> Finding:
-        """Return the finding about an op or layer, with the pass that repairs it."""
+        """Return the finding about an op or layer, with the pass that repairs it and the size of the error."""
         finding = self.finding(message, name)
+        if self.decibels_for is not None:
+            finding = replace(finding, decibels=self.decibels_for(op, target))
         return finding if self.remedy_for is None else replace(finding, remedy=self.remedy_for(op, target))
 
     def finding(self, message: str, name: str = "") -> Finding:

@@ -23,7 +23,7 @@ NAN_TEST = "num-nan-test"
 """The rule about tests for NaN, which fail on the engine alone."""
 UNREPAIRED = "no pass repairs it"
 NOT_FINITE = names(
-    "num-mac-32768 num-square num-gate num-scale-after num-scores num-mask-causal num-mask num-mask-rows "
+    "num-mac-32768 num-square num-gate num-scores num-mask-causal num-mask num-mask-rows "
     "num-reduce num-mask-product num-constant num-eps num-eps-subnormal num-quotient num-slice-q4 num-softmax "
     "num-exp num-root num-folded-cast num-spectrum num-cosine num-log-softmax num-between num-exp-range "
     "num-atan sdpa-os26"
@@ -33,6 +33,8 @@ FAILING_LOADS = frozenset(
     (STATE_IN_RANGE.id, LONG_AXIS.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
+WARNED_LOADS = frozenset(f"{report.id}-elsewhere" for report in REPORTS)
+"""Ids of warnings about the load, whose reports are about another chip or OS."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import NO_TIME, Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.rules.loading import of_version
+from anesurgery.placement.rules.lost_in_conversion import SCORES
 from anesurgery.placement.target import Target
 from anesurgery.registry import reader_of
 
@@ -81,6 +82,10 @@ SUPPRESSED = general(
     "8.3.207 on), or suppress boxes in the app (nms=False)",
 )
 
+SUMS = replace(
+    SCORES,
+    advice="set spec.treeEnsembleClassifier.postEvaluationTransform = 1 (a softmax) and save the model again",
+)
 InspectProgram = Callable[[Loaded, Target], Inspection]
 
 
@@ -219,7 +224,16 @@ def _inspect_part(spec: Any, target: Target, label: str, programs: _ProgramInspe
         return inspect_network(spec, target, label)
     if kind in PIPELINES:
         return _inspect_pipeline(PIPELINES[kind](spec), target, label, programs)
-    return Inspection(label, target, (), notes=(_note_without_ops(kind),))
+    findings = tuple(_about_trees(spec.treeEnsembleClassifier)) if kind == "treeEnsembleClassifier" else ()
+    return Inspection(label, target, (), findings=findings, notes=(_note_without_ops(kind),))
+
+
+def _about_trees(classifier: Any) -> Iterator[Finding]:
+    """Yield a finding if boosted trees give sums that no transform turns into probabilities."""
+    trees = classifier.treeEnsemble
+    sums = (info.evaluationValue for node in trees.nodes for info in node.evaluationInfo)
+    if not classifier.postEvaluationTransform and min(sums, default=0) < 0:
+        yield SUMS.finding("the trees sum negative scores, without a softmax")
 
 
 def _inspect_pipeline(pipeline: Any, target: Target, label: str, programs: _ProgramInspector) -> Inspection:

@@ -38,6 +38,7 @@ from anesurgery.placement.rules.layer_rules import (
     of_training,
     refusal,
 )
+from anesurgery.placement.rules.lost_in_conversion import SCORES, raw_scores
 from anesurgery.placement.rules.shapes import of_images, of_lengths
 from anesurgery.placement.rules.whole_model import doubts_about_shapes
 from anesurgery.placement.target import Target
@@ -328,8 +329,10 @@ def _faults_and_obstacle(spec: Any, label: str, target: Target) -> tuple[list[Fi
     try:
         program, described = import_network(spec, label).program, spec.description
         pixels = eight_bit_images([*described.input, *described.output])
-        about_images = of_images(program.functions["main"], pixels)
-        return [*findings_of_layers(program, target), *about_images], []
+        main = program.functions["main"]
+        scores = (raw_scores(op) for op in main.operations if op.op_type == "classify")
+        about_scores = (SCORES.finding(words) for words in scores if words)
+        return [*findings_of_layers(program, target), *of_images(main, pixels), *about_scores], []
     except NotExpressible as error:
         with suppress(NotExpressible):
             if (damage := _damage(Blobs(network_of(spec), spec.description))) is not None:

@@ -19,6 +19,7 @@ from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.findings_in_words import (
     FAILING_LOADS,
     NOT_FINITE,
+    WARNED_LOADS,
     is_always_nan,
     is_fault_elsewhere,
     is_fault_of_engine,
@@ -27,6 +28,7 @@ from anesurgery.placement.findings_in_words import (
 )
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
+from anesurgery.placement.rules.lost_in_conversion import MEANT
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
 from anesurgery.placement.target import Target
@@ -40,6 +42,8 @@ SCREEN = 11
 """Lines of a short report; a command adds three of its own."""
 MATTERS = 0.01
 """From this share of the time, or of the work, a cost ranks above a risk of wrong numbers."""
+UNKNOWN_ERROR = 40.0
+"""An error of unknown size ranks among those of so many dB, the default gate of `certify`."""
 LEAST = 0.001
 """The smallest share that is mentioned. Such limits of reports are choices."""
 NAME = re.compile(r"%[\w./:-]+")
@@ -72,27 +76,30 @@ class Problem:
     """The rule of the finding."""
     grade: Grade = Grade.GUESS
     """How well the finding is supported."""
+    decibels: float | None = None
+    """The PSNR in dB of what fp16 leaves of the op's result; None where that is not known."""
 
     @property
-    def rank(self) -> tuple[int, bool, int, float, int]:
+    def rank(self) -> tuple[int, bool, float, int, float, int]:
         """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest.
 
         Among failures, those that follow from the model come before those that somebody reported. Among risks
-        of wrong numbers, infinities and NaN come first, then what is best supported: time does not tell how
-        wrong a number is.
+        of wrong numbers, infinities and NaN come first, then the largest error, then what is best supported:
+        time does not tell how wrong a number is.
         """
         kinds = (*summary.KINDS, "placement")
         has_repair = self.remedies or (self.advice and self.kind != "placement")
         if self.wrong:
             order = 0
-        elif self.kind == "numeric":
+        elif self.kind == "numeric" or self.decibels is not None or self.rule in WARNED_LOADS:
             order = 2
         else:
             order = 1 if self.share >= MATTERS and has_repair else 3
         kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
         loses_digits = order == 2 and self.rule not in NOT_FINITE
         support = [*Grade].index(self.grade) if order == 2 else 0
-        return order, self.rule in CLAIMS or loses_digits, support, -self.share, kind
+        error = UNKNOWN_ERROR if self.decibels is None else self.decibels
+        return order, self.rule in CLAIMS or loses_digits, error, support, -self.share, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.
@@ -163,10 +170,10 @@ def costs(inspection: Inspection) -> list[Problem]:
     Infinities and NaN are a problem of their own: what keeps an op off the engine must not hide them.
     """
     rows = {row.name: row for row in summary.all_rows(inspection)}
-    by_ops: dict[tuple[str, ...], Problem] = {}
+    by_ops: dict[tuple[tuple[str, ...], bool], Problem] = {}
     for ops, problem in _problems(inspection, rows):
-        earlier = by_ops.get(ops) if ops else None
-        by_ops[ops or (problem.why,)] = problem if earlier is None else _merged(earlier, problem)
+        key = ops or (problem.why,), problem.rule in NOT_FINITE
+        by_ops[key] = _merged(by_ops[key], problem) if key in by_ops else problem
     problems = [problem for problem in by_ops.values() if not _is_negligible(inspection, problem)]
     problems.sort(key=lambda problem: problem.rank)
     if not inspection.fixing:
@@ -246,6 +253,7 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
         wrong=_is_wrong(finding),
         rule=finding.rule,
         grade=finding.grade,
+        decibels=finding.decibels,
     )
 
 
@@ -292,7 +300,13 @@ def _without_name(why: str, rows: Sequence[OpRow]) -> str:
 
 def _is_wrong(finding: Finding) -> bool:
     loads = finding.kind == "load" or finding.rule in FAILING_LOADS
-    return loads or is_lost(finding) or is_reported_wrong_here(finding) or is_always_nan(finding)
+    return (
+        loads
+        or is_lost(finding)
+        or finding.rule in MEANT
+        or is_reported_wrong_here(finding)
+        or is_always_nan(finding)
+    )
 
 
 def _in_python(target: Target) -> Repair:

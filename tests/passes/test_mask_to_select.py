@@ -178,3 +178,23 @@ def test_auto_finds_it_and_the_time_counts_all_places() -> None:
     assert surgery.placed is not None
     before, after = (one.time.ms for one in surgery.placed if one.time is not None)
     assert after < before
+
+
+class Ones(nn.Module):
+    def forward(self, x: Any) -> Any:
+        """Voiced frames as 1 and 0."""
+        voiced = torch.zeros_like(x)
+        voiced[x > 0.5] = 1.0
+        return voiced * x
+
+
+@pytest.mark.parametrize("kind", [Ones, Doubled, Layer, OneRow])
+def test_integers_of_listed_places_name_the_pass_that_removes_them(kind: type[nn.Module]) -> None:
+    """The wrong version: the largest group is repaired by integers_as_floats, which refuses symbolic shapes."""
+    x = torch.arange(32.0).reshape(4, 8) - 4
+    traced: Any = torch.jit.trace(kind().eval(), x)  # type: ignore[no-untyped-call]
+    model = ct.convert(traced, inputs=[ct.TensorType("x", x.shape)], skip_model_load=True)
+    found = [f for f in ane.inspect(model, target="M4").all_findings if f.rule == "int32"]
+    assert {f.remedy for f in found if "cast" not in f.op} == {"mask_to_select"}  # a cast makes the mask
+    repaired = ane.apply(model, "mask_to_select", quiet=True)
+    assert not [f for f in ane.inspect(repaired.program, target="M4").all_findings if f.rule == "int32"]

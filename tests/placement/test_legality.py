@@ -328,9 +328,10 @@ def int8(*shape: int) -> Any:
     return np.ones(shape, np.int8)
 
 
-def scaled(shape: tuple[int, ...], *scales: int) -> Var:
-    """Weights of 8 bits with scales for blocks."""
-    return mb.constexpr_blockwise_shift_scale(data=int8(*shape), scale=half(*scales))
+def scaled(shape: tuple[int, ...], *scales: int, offset: Any = None) -> Var:
+    """Weights of 8 bits with scales for blocks, and offsets of a dtype."""
+    more = {} if offset is None else {"offset": np.ones(scales, offset)}
+    return mb.constexpr_blockwise_shift_scale(data=int8(*shape), scale=half(*scales), **more)
 
 
 def affine(shape: tuple[int, ...], axis: int, count: int) -> Var:
@@ -363,6 +364,26 @@ SCALES: dict[str, tuple[Callable[[Var], Any], tuple[bool | None, str], tuple[int
     "linear, each output": (lambda x: mb.linear(x=x, weight=scaled((32, 64), 32, 1)), TAKEN, (1, 64)),
     "linear, affine by output": (lambda x: mb.linear(x=x, weight=affine((32, 64), 0, 32)), TAKEN, (1, 64)),
     "linear, affine by input": (lambda x: mb.linear(x=x, weight=affine((32, 64), 1, 64)), BLOCKED, (1, 64)),
+    "linear, fp16 offsets": (
+        lambda x: mb.linear(x=x, weight=scaled((32, 64), 32, 1, offset=np.float16)),
+        (None, "comp-offset"),
+        (1, 64),
+    ),
+    "conv, fp16 offset": (
+        lambda x: mb.conv(x=x, weight=scaled((32, 64, 1, 1), 1, 1, 1, 1, offset=np.float16)),
+        (None, "comp-offset"),
+        (1, 64, 8, 8),
+    ),
+    "matmul, fp16 offsets": (
+        lambda x: mb.matmul(x=x, y=scaled((64, 32), 1, 32, offset=np.float16)),
+        (None, "comp-offset"),
+        (1, 64),
+    ),
+    "linear, integer offsets": (
+        lambda x: mb.linear(x=x, weight=scaled((32, 64), 32, 1, offset=np.int8)),
+        TAKEN,
+        (1, 64),
+    ),
     "matmul, groups of inputs": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 2, 32)), BLOCKED, (1, 64)),
     "matmul, each output": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 1, 32)), TAKEN, (1, 64)),
     "matmul, each input": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 64, 1)), BLOCKED, (1, 64)),

@@ -330,3 +330,34 @@ def test_a_cause_without_a_pass_gives_way_to_one_with_the_pass(kind: str) -> Non
     assert _merged(slow, repaired).why == repaired.why
     blocked = replace(slow, kind="legality", why="%x is fp32")
     assert _merged(blocked, repaired).why == blocked.why
+
+
+def test_nan_is_not_hidden_by_what_keeps_its_op_off_the_engine() -> None:
+    """The wrong version: a mask that gives NaN is merged into the fp32 that keeps its select on the CPU."""
+    found = (finding("fp32", kind="legality", op="a_0"), finding("num-mask-rows", kind="numeric", op="a_0"))
+    one = inspection([row(0, "a", "cpu", False, ms=1.0, findings=found)])
+    assert {cost.rule for cost in costs(one)} == {"fp32", "num-mask-rows"}
+
+
+def test_of_known_errors_the_largest_comes_first() -> None:
+    """The wrong version: the documented loss of one digit comes before an angle off by a thirtieth."""
+    found = [
+        replace(finding(rule, kind=kind, op=f"{rule}_{k}", remedy="p", grade=grade), decibels=decibels)
+        for k, (rule, kind, grade, decibels) in enumerate(
+            [
+                ("lost-digits", "conversion", Grade.DOCUMENTED, 60.0),
+                ("num-cancel", "numeric", Grade.MEASURED, None),
+                ("num-angle", "numeric", Grade.MEASURED, 30.0),
+            ]
+        )
+    ]
+    rows = [row(k, f.rule, "ane", ms=1.0, findings=(f,)) for k, f in enumerate(found)]
+    assert [cost.rule for cost in costs(inspection(rows))] == ["num-angle", "num-cancel", "lost-digits"]
+
+
+def test_a_load_that_failed_elsewhere_comes_before_hints_about_the_interface() -> None:
+    """The wrong version: fp32 inputs are the first thing to say of a model that another chip refused."""
+    hint = finding("dtype-fp32-io", kind="interface")
+    warning = replace(finding("refused-deconv-stride-elsewhere", kind="memory"), message="reported to fail")
+    one = replace(inspection([row(0, "a", "ane", ms=1.0)]), findings=(hint, warning))
+    assert [cost.rule for cost in costs(one)] == [warning.rule, hint.rule]

@@ -46,7 +46,7 @@ def faults() -> str:
 
 def losses() -> str:
     """What conversions lose."""
-    rules = (*lost_in_conversion.RULES, lost_in_conversion.UNMOVED)
+    rules = (*lost_in_conversion.RULES, lost_in_conversion.UNMOVED, lost_in_conversion.UNUSED)
     rows = ((f"`{r.id}`", r.because, r.source, _repair(r)) for r in rules)
     return table(f"finding | what was lost | source | {REPAIR}", rows)
 

@@ -20,6 +20,7 @@ from anesurgery.mil import (
     dtype_name,
     is_output,
     is_stored,
+    np_dtype,
     operands,
     producer,
 )
@@ -158,19 +159,26 @@ def remedy_for_lookup(op: Operation, target: Target) -> str | None:
     return "embedding_matmul" if shape_of(op.x)[0] <= fp16.LAST_INTEGER else None
 
 
-GUARDS_OF_PLACES = names("select add cast greater_equal")
-"""Ops with which coremltools lets listed places count from the end."""
-
-
 def remedy_for_scatter(op: Operation, target: Target) -> str:
     """Return the pass for a scatter_nd: at places that a mask lists, whose number varies, it is a selection."""
-    pending = [op.indices]
+    return "mask_to_select" if _lists_places([op.indices]) else "replace_scatter"
+
+
+def remedy_for_integers(op: Operation, target: Target) -> str:
+    """Return the pass for an op on integers: places that a mask lists, and their number, become a selection."""
+    return "mask_to_select" if _lists_places(runtime_values(op)) else "integers_as_floats"
+
+
+def _lists_places(values: Iterable[Var]) -> bool:
+    """Does an integer or a truth value come from the list of the places of a mask, or from its length?"""
+    pending = [*values]
     for var in pending:
-        if producer(var, "non_zero") is not None:
-            return "mask_to_select"
-        maker = producer(var, *GUARDS_OF_PLACES)
-        pending += [] if maker is None else [v for _, v in operands(maker) if v not in pending]
-    return "replace_scatter"
+        maker = producer(var)
+        if maker is not None and maker.op_type == "non_zero":
+            return True
+        if maker is not None and np_dtype(var).kind in "iub":
+            pending += [v for _, v in operands(maker) if v not in pending]
+    return False
 
 
 def runtime_indices(op: Operation, target: Target) -> str:

@@ -16,7 +16,7 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
-from anesurgery.mil import Operation, dtype_name, is_stored, producer, static_shape
+from anesurgery.mil import Operation, dtype_name, is_stored, np_dtype, producer, static_shape
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope
 from anesurgery.placement.rules import conditions as when
@@ -198,7 +198,6 @@ SORT = _reported(
     scope=Scope(frozenset({15}), "seen on M3 Pro, macOS 27"),
     advice="choose on the host",
 )
-DOUBTS = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, DYNAMIC_WEIGHTS, BLOCK_TABLES, ACTIVATIONS, SORT)
 SPEED = (QUANTIZED_TABLE,)
 """Rules about speed only; they say nothing about where a product runs."""
 
@@ -251,6 +250,42 @@ BLOCK_SCALES = Rule(
     scope=Scope(os="seen on M5 Pro, macOS 27.0, and M2"),
     advice="one scale for each output channel, a palette, or plain fp16 weights",
     remedy="channel_scales",
+)
+
+
+def float_offset(op: Operation, target: Target) -> str:
+    """Report a weight whose offset is a float, and not an integer as its data are."""
+    for maker in weight_decoders(op):
+        offset = maker.inputs.get("offset") if maker.op_type in BLOCKWISE_SCALES else None
+        if offset is not None and np_dtype(offset).kind == "f":
+            return f"the offset %{offset.name} of the weights is {dtype_name(offset)}"
+    return ""
+
+
+FLOAT_OFFSET = _reported(
+    "comp-offset",
+    PRODUCTS,
+    'a product with int4 weights and an fp16 offset stayed off the engine ("Failed to retrieved zero_point"); '
+    "with an offset of the dtype of the weights it ran there",
+    "Apple Developer Forums: thread 759608",
+    test=float_offset,
+    scope=Scope(os="seen on macOS 15 beta 2 and 3, coremltools 8.0b1"),
+    remedy="channel_scales",
+    advice="an offset of the dtype of the weights, as linear_quantize_weights writes, or a palette",
+)
+
+
+DOUBTS = (
+    EMBEDDING,
+    GATHER,
+    FLOOR,
+    MIRROR,
+    DEPTHWISE,
+    DYNAMIC_WEIGHTS,
+    BLOCK_TABLES,
+    ACTIVATIONS,
+    SORT,
+    FLOAT_OFFSET,
 )
 
 
@@ -519,6 +554,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         when.int32,
         advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
         remedy="integers_as_floats",
+        remedy_for=when.remedy_for_integers,
     ),
     _row(
         "fp32",

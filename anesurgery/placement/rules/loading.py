@@ -811,6 +811,16 @@ REPORTS = (
 )
 
 
+NO_INPUTS = general(
+    "refused-no-inputs",
+    "a model without inputs did not load through ExecuTorch; with an input that is added to the result, it did",
+    "pytorch/executorch: issue 11719",
+    grade=Grade.REPORTED,
+    kind=KIND,
+    advice="give the model an input that its result needs",
+)
+
+
 def of_function(function: Function, target: Target, before_fixing: Function | None = None) -> Iterator[Finding]:
     """Yield a claim or a warning for each report whose form a function has.
 
@@ -819,6 +829,8 @@ def of_function(function: Function, target: Target, before_fixing: Function | No
         target: chips, OS and compute units.
         before_fixing: the function before its sizes were fixed; the same function by default.
     """
+    if not function.inputs:
+        yield NO_INPUTS.finding("reported not to load: the function has no inputs")
     functions = (function, before_fixing or function)
     fixed, varying = ([op for op in walk_ops(f) if op.op_type != "const"] for f in functions)
     for report in REPORTS:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,16 +35,20 @@ from anesurgery.mil import (
     consumers,
     is_stored,
     is_symbolic,
+    nested_ops,
     np_dtype,
     operands,
     producer,
     static_shape,
+    types,
     walk_ops,
 )
-from anesurgery.ops import PRODUCTS, UNARY, names
+from anesurgery.ops import CARRIERS, PRODUCTS, STATEFUL, UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
+from anesurgery.placement.target import Target
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, weight
+from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, value_before, weight
 
 _GUARDED_FROM = 8
 """The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
@@ -337,8 +342,26 @@ def kept_sign(op: Operation) -> str:
     return f"%{op.x.name} is {np.min(value)}" if value is not None and np.any(value < 0) else ""
 
 
+class _SmallFactor(NamedTuple):
+    """A factor or divisor that rounding has made 0 or subnormal: what is lost, and the digits that it kept."""
+
+    words: str
+    digits: int
+
+
 def rounded_away(op: Operation) -> str:
     """Report a factor or divisor in fp16 that rounding has made 0 or subnormal."""
+    factor = _small_factor(op)
+    return "" if factor is None else factor.words
+
+
+def _factor_decibels(op: Operation, target: Target) -> float:
+    """Return the PSNR in dB that a small factor leaves of its product."""
+    factor = _small_factor(op)
+    return 0.0 if factor is None else 20 * math.log10(2) * factor.digits
+
+
+def _small_factor(op: Operation) -> _SmallFactor | None:
     for name, var in operands(op):
         value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
         cast = producer(op.y if name == "x" else op.x, "cast")
@@ -346,13 +369,14 @@ def rounded_away(op: Operation) -> str:
             continue  # a mask may be multiplied by any constant
         size = abs(float(np.asarray(value).item()))
         if size == 0 and op.op_type == "mul":
-            return f"%{op.outputs[0].name} is multiplied by 0"
+            return _SmallFactor(f"%{op.outputs[0].name} is multiplied by 0", 0)
         if size == 0 and name == "y":
-            return f"%{op.outputs[0].name} is divided by 0"
+            return _SmallFactor(f"%{op.outputs[0].name} is divided by 0", 0)
         if 0 < size < fp16.NORMAL:
             digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
-            return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
-    return ""
+            words = f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
+            return _SmallFactor(words, digits)
+    return None
 
 
 def infinite_factor(op: Operation) -> str:
@@ -458,8 +482,41 @@ def _why_unmoved(op: Operation, reasons: dict[Var, str]) -> str:
     return next((reasons[v] for v in read if reasons[v] != "it is a constant"), "it is a constant")
 
 
+AFTER_SCORES = CARRIERS | names("avg_pool reduce_mean")
+"""Ops that may stand between the last product of a classifier and its scores."""
+
 _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
 RESTORE = "restore_meaning"
+
+
+def unused_inputs(function: Function) -> list[str]:
+    """Return the names of the inputs on which no output and no state depends; states are not asked."""
+    needed = {*function.outputs}
+    for op in reversed(function.operations):
+        if op.op_type in STATEFUL or not needed.isdisjoint(op.outputs):
+            every = (op, *nested_ops(op))
+            needed.update(v for inner in every for _, v in operands(inner))
+            needed.update(v for inner in every for block in inner.blocks for v in block.outputs)
+    return [n for n, v in function.inputs.items() if v not in needed and not types.is_state(v.sym_type)]
+
+
+def batch_statistics(op: Operation) -> str:
+    """Report the start of a norm of each channel by the mean and spread of a batch, as in training."""
+    mean, others = producer(op.y, "reduce_mean"), [axis for axis in range(op.x.rank) if axis != 1]
+    if mean is None or mean.x is not op.x or op.x.rank < 2 or sorted(axes_of(mean)) != others:
+        return ""
+    squares = (r for r in consumers(op.outputs[0]) if squared_operand(r) is op.outputs[0])
+    spreads = (r for one in squares for r in consumers(one.outputs[0]) if r.op_type == "reduce_mean")
+    is_norm = any(sorted(axes_of(one)) == others for one in spreads)
+    return f"a batch norm in training mode: %{mean.outputs[0].name} is of the batch" if is_norm else ""
+
+
+def raw_scores(op: Operation) -> str:
+    """Report a classifier whose scores come from a product, without a softmax."""
+    scores = value_before(op.probabilities, AFTER_SCORES)
+    if scores.op is None or scores.op.op_type not in PRODUCTS:
+        return ""
+    return f"{scores.op.op_type} %{scores.name} gives the scores, without a softmax"
 
 
 def late_epsilon(op: Operation) -> str:
@@ -477,6 +534,16 @@ def lost_half_axis(op: Operation) -> str:
     return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
 
+SCORES = _lint(
+    "lost-softmax",
+    names("classify"),
+    "a classifier returns its scores as they are, and Vision shows them as confidences: without a softmax, "
+    "the label was right and the confidences were not from 0 to 1",
+    "ultralytics/ultralytics: pull request 17851; apple/coremltools: issue 724 (XGBoost); the ops in the graph",
+    test=lambda op, target: raw_scores(op),
+    grade=Grade.MEASURED,
+    advice="end the module with a softmax (a sigmoid, if several labels may hold), and convert again",
+)
 RULES = (
     _lint(
         "lost-remainder",
@@ -546,6 +613,7 @@ RULES = (
         "that, and none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
         test=lambda op, target: rounded_away(op),
+        decibels_for=_factor_decibels,
         grade=Grade.DOCUMENTED,
         advice="convert again in fp32 and let compute_fp16 choose, or split the constant into two larger "
         "factors",
@@ -588,6 +656,16 @@ RULES = (
         advice="if the pool has no padding, exclude from the average what lies past the end",
     ),
     _lint(
+        "lost-statistics",
+        names("sub"),
+        "a model that was traced in training mode keeps no learned mean and variance: each batch norm takes "
+        "those of the input",
+        "apple/coremltools: issue 1616, pull request 1640; its batch_norm, read and run",
+        test=lambda op, target: batch_statistics(op),
+        advice="call model.eval() and convert again, unless the module has track_running_stats=False",
+    ),
+    SCORES,
+    _lint(
         "lost-mask",
         names("add"),
         "a causal mask aligned to the first key hides the newest keys from every query; with a cache, queries "
@@ -610,7 +688,24 @@ UNMOVED = general(
 )
 
 
+UNUSED = general(
+    "lost-input",
+    "the module ignores the input, or the conversion dropped what reads it: coremltools drops some assignments "
+    "in place, such as y[:, i] = v after y = x.clone()",
+    "the definitions of the ops in the graph; apple/coremltools: issue 2188",
+    kind="conversion",
+    grade=Grade.MEASURED,
+    advice="convert with frontend.register(), which keeps such assignments, or remove the input; compare with "
+    "the module: against_torch",
+)
+
+MEANT = frozenset({SCORES.id, UNUSED.id})
+"""Rules about what may be meant as it is: a report shows them first, but they are no risk to a certificate."""
+
+
 def of_function(function: Function) -> Iterator[Finding]:
-    """Yield a finding for each output that is the same for every input."""
+    """Yield a finding for each output that is the same for every input, or else for inputs that change none."""
     for name, why in unmoved_outputs(function).items():
         yield UNMOVED.finding(f"{name} is the same whatever the inputs are: {why}", name)
+    if (unused := unused_inputs(function)) and not unmoved_outputs(function):
+        yield UNUSED.finding(f"no output depends on input {', '.join(f'%{n}' for n in unused)}")

@@ -346,13 +346,28 @@ def large_angle(op: Operation, target: Target) -> str:
     if region is None or not region.is_angle:
         return ""
     most, limit = magnitude_words(_magnitude_by_weights(op.x)), lost_digits.ANGLE
-    return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
+    return f"above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}; %{op.x.name} {most}"
+
+
+def angle_decibels(op: Operation, target: Target) -> float:
+    """Return the PSNR in dB that fp16 leaves of a sine of the largest angle, or of one at the limit."""
+    most = _magnitude_by_weights(op.x)
+    return _decibels((most if math.isfinite(most) else lost_digits.ANGLE) * fp16.HALF_STEP)
+
+
+def _decibels(error: float) -> float:
+    return -20 * math.log10(error)
 
 
 def coarse_points(op: Operation, target: Target) -> str:
     """Report points in a large image that fp16 holds only to a share of a pixel."""
     region = overflow_regions.wide_region(op)
     return region.why if region is not None and region.is_points else ""
+
+
+def point_decibels(op: Operation, target: Target) -> float:
+    """Return the PSNR in dB of pixels that differ by 1 from each other, where points lie off."""
+    return _decibels(lost_digits.pixels_off(op))
 
 
 def wide_between(op: Operation, target: Target) -> str:
@@ -749,6 +764,7 @@ RULES: tuple[Rule, ...] = (
         "its sums have a ceiling of 32768: they need not be larger than what the softmax reads",
         "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md",
         test=scale_after,
+        decibels_for=lambda op, target: 35.0,
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         remedy="scale_scores",
         advice="multiply the query, or the weights that make it, instead of the scores",
@@ -988,6 +1004,7 @@ RULES: tuple[Rule, ...] = (
         "fp16 has eleven binary digits: of a large angle they tell how many turns it has, little of its end",
         STUDY_OF_ELEMENTWISE,
         test=large_angle,
+        decibels_for=angle_decibels,
         remedy="widen_to_fp32",
         advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
     ),
@@ -997,6 +1014,7 @@ RULES: tuple[Rule, ...] = (
         "fp16 has eleven binary digits: near 1 its steps are 1/2048, so many pixels of a large image apart",
         f"{STUDY_OF_ELEMENTWISE}; apple/coremltools: issue 2068",
         test=coarse_points,
+        decibels_for=point_decibels,
         remedy="widen_to_fp32",
         advice="sample a smaller image, or keep the grid and the sampling in fp32, on the CPU or the GPU",
     ),

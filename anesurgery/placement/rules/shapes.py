@@ -9,9 +9,11 @@ names a published measurement that the function resembles.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from anesurgery.display import byte_words
 from anesurgery.interpret.attentions import recognise
@@ -19,7 +21,10 @@ from anesurgery.mil import (
     Function,
     Operation,
     Var,
+    constant,
+    consumers,
     dtype_name,
+    is_stored,
     is_symbolic,
     is_weight,
     np_dtype,
@@ -363,7 +368,34 @@ PIXELS = _port(
     "of textures gave wrong images, as its module was trained on scaled ones",
     "coremltools: ImageType; apple/coremltools: issue 2438",
     grade=Grade.DOCUMENTED,
+    kind="numeric",
     advice="if the module was trained on 0 to 1, convert with ct.ImageType(scale=1/255)",
+)
+IMAGE_BIAS = _port(
+    "image-bias",
+    "Core ML multiplies pixels by the scale and then adds the bias. So a bias in units of pixels, as in "
+    "bias=[-123, -117, -104], makes all pixels nearly the same number unless it is scaled too",
+    "apache/mxnet: issue 7933; coremltools: ImageType",
+    grade=Grade.REPORTED,
+    kind="conversion",
+    advice="multiply the bias by the scale: bias=[-m * scale for m in means]; convert again",
+)
+IMAGE_TWICE = _port(
+    "image-twice",
+    "the module scales pixels itself, as EfficientNet and MobileNetV3 of Keras do, and ct.ImageType did before",
+    "tensorflow/tensorflow: issues 48412, 48066",
+    grade=Grade.REPORTED,
+    kind="conversion",
+    advice="convert with a plain ct.ImageType(), without scale and bias",
+)
+IMAGE_ORDER = _port(
+    "image-order",
+    "the means of ImageNet are 0.485 for red, 0.456 for green and 0.406 for blue. A bias has the order of "
+    "color_layout: blue is first in BGR",
+    "apache/mxnet: issue 7933; torchvision: its normalization",
+    grade=Grade.REPORTED,
+    kind="conversion",
+    advice="convert with the other color_layout or the bias reversed, unless the module was trained like this",
 )
 DARK = _port(
     "image-dark",
@@ -425,7 +457,7 @@ def of_model(
     shapes: Flexible | None = None,
     *,
     advice: bool = True,
-    images: Collection[str] = (),
+    images: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
     """Return the findings about the interface of a function, and about its layout as a whole.
 
@@ -434,8 +466,9 @@ def of_model(
         target: chips and OS; findings about others are left out.
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
         advice: is the layout looked at?
-        images: the names of inputs and outputs that are images of 8 bits.
+        images: {input or output that is an image of 8 bits: its color space}.
     """
+    images = images or {}
     messages = [*_images(function, images), *_interface(function, images), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     lengths = of_lengths(function, shapes, target)
@@ -508,9 +541,10 @@ def _interface(function: Function, images: Collection[str]) -> Messages:
         yield WIDTHS, f"no multiple of 32 on the last axis: {_list(odd)}"
 
 
-def _images(function: Function, images: Collection[str]) -> Messages:
-    """Find images whose pixels a product reads as they are, and image outputs that are black."""
+def _images(function: Function, images: Mapping[str, str]) -> Messages:
+    """Find images whose pixels come unscaled or wrongly scaled, and image outputs that are black."""
     for name in [n for n in function.inputs if n in images]:
+        yield from _scaled_pixels(name, function.inputs[name], images[name])
         readers = list(readers_after(function.inputs[name]))
         if readers and all(op.op_type in CONTRACTIONS for op in readers):
             yield (
@@ -526,7 +560,65 @@ def _images(function: Function, images: Collection[str]) -> Messages:
             )
 
 
-def of_images(function: Function, images: Collection[str]) -> Iterator[Finding]:
+PREPARING = names("mul add sub real_div cast transpose")
+"""Ops that prepare the pixels of an image."""
+MEANS = np.array([0.485, 0.456, 0.406])
+"""The means of ImageNet for red, green and blue, of pixels from 0 to 1."""
+CLOSE = 0.015
+"""How near a mean is to one of these: a scale that is the mean of three moves it by 0.01."""
+NARROW = 0.1
+"""The width of scaled pixels below which they were scaled twice; once gives 1, 2 or more."""
+FAR = 4.0
+"""How many widths scaled pixels lie from 0 if their bias is not scaled."""
+NORMALIZED = 10.0
+"""The largest offset of pixels that are normalized as numbers from 0 to 1."""
+
+
+def _scaled_pixels(name: str, var: Var, space: str) -> Messages:
+    """Find pixels of an image that constants scale or shift by wrong numbers."""
+    factor, offset = _scale_and_offset(var)
+    ends = (offset, 255 * factor + offset)
+    low, high, width = np.min(ends), np.max(ends), 255 * np.max(abs(factor))
+    words = f"image %{name}: pixels become {low:.4g} to {high:.4g}"
+    if width < NARROW:
+        yield IMAGE_TWICE, f"{words}: scaled twice"
+        return
+    if np.min(np.abs(ends)) > FAR * width:
+        yield IMAGE_BIAS, f"{words}: the bias is not scaled"
+    elif np.max(abs(factor)) > 1 and 0 < np.max(abs(offset)) < NORMALIZED:
+        yield PIXELS, f"{words}: normalized as numbers from 0 to 1"
+    means = np.broadcast_to(-offset / (255 * factor), 3) if max(factor.size, offset.size) == 3 else MEANS
+    if space == "RGB" and np.all(abs(means - MEANS[::-1]) < CLOSE):
+        yield IMAGE_ORDER, f"image %{name} is RGB: the mean of blue is taken from red"
+    elif space == "BGR" and offset.size == 3 and np.all(abs(means - MEANS) < CLOSE):
+        yield IMAGE_ORDER, f"image %{name} is BGR: the mean of red is taken from blue"
+
+
+def _scale_and_offset(var: Var) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factor and the offset that constants give pixels before other ops, of 1 or 3 elements."""
+    factor, offset = np.ones(1), np.zeros(1)
+    while len(readers := consumers(var)) == 1 and readers[0].op_type in PREPARING:
+        op = readers[0]
+        var = op.outputs[0]
+        if op.op_type in CARRIERS:
+            continue
+        stored = constant(op.y if is_stored(op.y) else op.x)
+        if (
+            stored is None
+            or stored.size not in (1, 3)
+            or (op.op_type in ("sub", "real_div") and is_stored(op.x))
+        ):
+            break
+        numbers = np.ravel(stored).astype(np.float64)
+        if op.op_type in ("add", "sub"):
+            offset = offset + numbers if op.op_type == "add" else offset - numbers
+        else:
+            numbers = numbers if op.op_type == "mul" else 1 / numbers
+            factor, offset = factor * numbers, offset * numbers
+    return factor, offset
+
+
+def of_images(function: Function, images: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings about images; arguments as those of `of_model`."""
     return (rule.finding(message) for rule, message in _images(function, images))
 

@@ -327,6 +327,15 @@ NORM_IN_LIST = _reported(
     scope=Scope(os="seen on M1 Max, macOS 13"),
     advice="expand to rank 4 around the norms, or one function for each shape",
 )
+EMPTY_SLICE = _reported(
+    "dyn-range-empty",
+    "a model compiled and failed at run time, with a slice of an input whose range starts at length 0, even "
+    "along another axis; with a range from 1 on it ran",
+    "apple/coremltools: issue 2516",
+    kind="memory",
+    scope=Scope(os="seen on an unnamed Mac in May 2025"),
+    advice="let the range start at 1 (lower_bound=1), or fix the sizes",
+)
 LARGEST_COMPRESSED = 950_000_000
 """Bytes of compressed weights that were seen to run although they exceed the limit when expanded: 899 MB of
 int4 ran, 1.88 GB of int8 did not."""
@@ -356,6 +365,7 @@ RULES = (
     DISPUTED_LIST,
     DISPUTED_RANGE,
     RANGE_ELSEWHERE,
+    EMPTY_SLICE,
     NORM_IN_LIST,
     LISTED_PALETTE,
     STATE_IN_RANGE,
@@ -436,6 +446,11 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
     if not shapes.listed:
         rule = DISPUTED_RANGE if _has_mac(target) else RANGE_ELSEWHERE
         yield rule, f"the length of %{next(iter(dynamic))} may vary"
+        slices = (op for op in walk_ops(function) if op.op_type == "slice_by_index")
+        varying = next((op for op in slices if any_symbolic(op.x.shape)), None)
+        if shapes.maybe_empty and varying is not None:
+            words = f"slice %{varying.outputs[0].name} of a model whose %{shapes.maybe_empty[0]} may be empty"
+            yield EMPTY_SLICE, f"reported to fail: {words}"
         states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
         if states and (fixed := function.inputs.keys() - dynamic.keys() - set(states)):
             words = f"%{next(iter(dynamic))} has a range, %{min(fixed)} one size"

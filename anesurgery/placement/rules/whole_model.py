@@ -31,7 +31,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
-from anesurgery.placement.rules.loading import STATE_IN_RANGE
+from anesurgery.placement.rules.loading import EMPTY_SLICE, STATE_IN_RANGE
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.inference import dynamic_inputs
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
@@ -326,15 +326,6 @@ NORM_IN_LIST = _reported(
     "coremltools issue 1909; smpanaro/more-ane-transformers: NOTES.md",
     scope=Scope(os="seen on M1 Max, macOS 13"),
     advice="expand to rank 4 around the norms, or one function for each shape",
-)
-EMPTY_SLICE = _reported(
-    "dyn-range-empty",
-    "a model compiled and failed at run time, with a slice of an input whose range starts at length 0, even "
-    "along another axis; with a range from 1 on it ran",
-    "apple/coremltools: issue 2516",
-    kind="memory",
-    scope=Scope(os="seen on an unnamed Mac in May 2025"),
-    advice="let the range start at 1 (lower_bound=1), or fix the sizes",
 )
 LARGEST_COMPRESSED = 950_000_000
 """Bytes of compressed weights that were seen to run although they exceed the limit when expanded: 899 MB of

@@ -191,7 +191,16 @@ def squeezed(step: int, drops: bool = True) -> Program:
     )
 
 
+def remainder(by: float) -> Program:
+    """A remainder of an fp16 input."""
+    return mb.program(input_specs=[mb.TensorSpec((1, 8), types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.mod(x=x, y=np.float16(by), name="y")
+    )
+
+
 SAYS = [
+    (remainder(1), "A18/iOS 18", "fault-mod-fraction-elsewhere", "guess"),
+    (remainder(2), "A18/iOS 18", "", ""),
     (squeezed(2), "M1/macOS 13", "fault-slice-squeezed-stride-elsewhere", "guess"),
     (squeezed(1), "M1/macOS 13", "", ""),
     (squeezed(2, drops=False), "M1/macOS 13", "", ""),

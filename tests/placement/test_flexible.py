@@ -286,7 +286,7 @@ def test_a_slice_where_a_range_starts_at_nothing(
         input_specs=[mb.TensorSpec((2, length.symbol, 8), types.fp16), mb.TensorSpec((2, 8, 8), types.fp16)],
         opset_version=ct.target.iOS17,
     )
-    def program(x: Var, still: Var) -> Var:
+    def program(x: Var, still: Var) -> tuple[Var, Var]:
         sliced = mb.relu(x=x) if dynamic else still
         part = mb.slice_by_index(x=sliced, begin=[0, 0, 0], end=[2, 8, 1], end_mask=[True, True, False])
         return mb.relu(x=x), part

@@ -152,8 +152,10 @@ def compress(
     results = tuple(n for i in readers for n in graph.nodes[i].makes)
     program = carve(graph, Stretch(tuple(readers), tuple(dict.fromkeys(reads)), results), version, weight)
     operations = program.functions["main"].operations
-    op, name = next((op, k) for op in operations for k, v in operands(op) if v.name == weight)
-    config = mode.config([op_name(op.inputs[name])], smallest)
+    op, number, var = next(
+        (op, i, v) for op in operations for i, (_, v) in enumerate(operands(op)) if v.name == weight
+    )
+    config = mode.config([op_name(var)], smallest)
     with quiet_host():
         from coremltools.optimize.coreml import _quantization_passes as host
     with quiet_host(), patched(host, BARS, lambda ops, **_: ops):
@@ -161,8 +163,8 @@ def compress(
             getattr(host, KINDS[mode.kind][1])(config).apply(program)
         except (ValueError, ModuleNotFoundError) as error:
             return str(error).splitlines()[0]
-    compressed = op.inputs[name]
-    if not isinstance(compressed, Var) or not is_compressed(compressed):
+    compressed = [v for _, v in operands(op)][number]
+    if not is_compressed(compressed):
         return "coremltools does not compress it so"
     return Compressed(decoded(compressed), stored_bytes(compressed))
 

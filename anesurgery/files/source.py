@@ -60,10 +60,10 @@ def unpack(archive: Path, folder: Path, largest: int = LARGEST_UNPACKED) -> Path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(member) as packed, open(path, "xb") as unpacked:
                     shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError) as error:
-        raise LoadError(f"{archive} cannot be unpacked: {error}; download it again") from error
     except NotImplementedError as error:
         raise LoadError(f"{archive} is packed in a way that is not known here ({error}); unzip it") from error
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError) as error:
+        raise LoadError(f"{archive} cannot be unpacked: {error}; download it again") from error
     except OSError as error:
         raise LoadError(f"{archive} cannot be unpacked: {error.strerror or error}; unzip it") from error
     return folder / (root if root != PurePosixPath() else "model")

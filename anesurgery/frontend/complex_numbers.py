@@ -442,6 +442,12 @@ def _compute_both_branches(module: Any) -> None:
         if node.target is not torch.ops.higher_order.cond:
             raise NotImplementedError(LOOPS.format(kind=node.target))
         condition, *branches, operands = node.args
+        value = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
+        if isinstance(value, torch.Tensor) and value.ndim:  # it must not give the results its axes
+            with graph.inserting_before(node):
+                meta = {**condition.meta, "val": value.new_empty(())}
+                condition = graph.call_function(torch.ops.aten.squeeze.default, (condition,))
+                condition.meta = meta
         sides = []
         for name in branches:
             branch = getattr(module, name.target)
@@ -594,13 +600,14 @@ def _arguments(context: Any, node: Any) -> tuple[int, int, Array, dict[str, Any]
         raise NotImplementedError(f"{node.name}: istft with a window that is computed; make it a buffer")
     n = int(given["n_fft"])
     width = n if given["win_length"] is None else int(given["win_length"])
-    hop = width // 4 if given["hop_length"] is None else int(given["hop_length"])
+    hop = n // 4 if given["hop_length"] is None else int(given["hop_length"])  # as torch does; its page differs
     window = np.ones(width) if given["window"] is None else np.asarray(given["window"], np.float64)
     before = (n - width) // 2
     window = np.pad(window, (before, n - width - before))[None, None]
     options = {name: given[name] for name in (*names[4:], "return_complex")}
     options["center"] = True if options["center"] is None else bool(options["center"])
-    options["onesided"] = True if options["onesided"] is None else bool(options["onesided"])
+    sides = inputs_of(context, node)[0].shape[-2]
+    options["onesided"] = sides != n if options["onesided"] is None else bool(options["onesided"])
     return n, hop, window, options
 
 

@@ -1055,7 +1055,8 @@ def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
 
 def alias(context: Any, node: Any) -> None:
     """Convert `alias`: the value under another name."""
-    context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name))
+    x = inputs_of(context, node)[0]
+    resolved(context, node) if is_complex(x) else context.add(mb.identity(x=x, name=node.name))
 
 
 # -- logical, Python and elementwise operations ------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import registry
 from anesurgery.doors import door
@@ -307,6 +308,8 @@ def _run_sized(
 ) -> dict[str, Any]:
     """Run the model of a folder of sizes that fits the values, padded if none fits exactly."""
     rows, padding = size_index.read(folder)
+    plain = (torch.Tensor, list, tuple)
+    values = {n: features.as_array(n, v) if isinstance(v, plain) else v for n, v in values.items()}
     call = size_index.choose_call(rows, padding, values, size)
     if call.lengths and outputs is not None:
         raise InterpretError(

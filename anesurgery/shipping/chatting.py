@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from anesurgery.doors import door
@@ -172,7 +174,8 @@ class Text:
                 raise SurgeryError(f"{message!r:.80} is no message; write {{'role': 'user', 'content': '...'}}")
         try:
             template = _template_environment().from_string(self.template)
-            return template.render(messages=list(messages), add_generation_prompt=True, **self.special)
+            given = {"tools": None, "documents": None, "add_generation_prompt": True}  # none, as templates ask
+            return template.render(messages=list(messages), **given, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise SurgeryError(f"the chat template failed: {error}; ask with template=False") from error
 
@@ -207,15 +210,28 @@ def read_tokenizer(file: Path) -> Any:
         raise LoadError(f"{file} is no tokenizer that the tokenizers library reads: {error}") from error
 
 
+class _Generation(Extension):
+    """Renders what is between `generation` and `endgeneration`, which mark answers for a training."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> Node:
+        """Return the nodes between the tags; a name that they set is theirs alone."""
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def _template_environment() -> ImmutableSandboxedEnvironment:
     """Return the Jinja sandbox, with the filters and functions that templates of Hugging Face use."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
 
     def fail(message: str) -> None:
         raise TemplateError(message)
 
-    def tojson(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **options)
+    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
     environment.filters["tojson"] = tojson
     environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}

@@ -40,8 +40,8 @@ PIECE = 1 << 20
 """Elements that are checked for overflow at once: 4.2 MB of fp32."""
 INFINITE = 1e38
 """Magnitude from which coremltools takes a number for an infinity, which it leaves as it is."""
-WEIGHT_INDEX = "model.safetensors.index.json"
-"""The file that says in which file each weight is."""
+WEIGHTS, WEIGHT_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The file of all weights, and the file that says in which file each weight is."""
 
 
 def fp32_checkpoint(folder: Path, to: Path) -> Path:
@@ -57,7 +57,7 @@ def fp32_checkpoint(folder: Path, to: Path) -> Path:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = _weight_files(folder)
     if not _has_half_floats(files):
         return folder
     to.mkdir(parents=True)
@@ -84,6 +84,16 @@ def fp32_checkpoint(folder: Path, to: Path) -> Path:
         write_shard()
     arrays.write_text(to / WEIGHT_INDEX, json.dumps({"metadata": {}, "weight_map": file_of_weight}))
     return to
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads; others beside them may hold other weights of the same names."""
+    if (whole := folder / WEIGHTS).is_file():
+        return [whole]
+    named = _read_json(folder / WEIGHT_INDEX).get("weight_map")
+    if isinstance(named, dict):
+        return sorted({folder / str(name) for name in named.values()})
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _has_half_floats(files: list[Path]) -> bool:

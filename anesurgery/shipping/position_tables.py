@@ -150,6 +150,8 @@ def _continued_by_formula(rows: Array, length: int) -> Array | None:
 
 def _counting_rows(rows: Array, length: int) -> Array | None:
     """Return rows that count up by one in every element; None where the known rows are others."""
+    if rows.dtype.kind == "b" or not np.isfinite(rows[0]).all():  # a mask counts nothing
+        return None
     places = np.arange(length).reshape([-1] + [1] * (rows.ndim - 1))
     longer = (rows[:1].astype(np.int64) + places).astype(rows.dtype)
     return longer if (longer[: len(rows)] == rows).all() else None

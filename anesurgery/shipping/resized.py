@@ -394,6 +394,8 @@ def lengthened(
     if isinstance(followed, Refusal):
         raise SurgeryError(f"{REFUSED}: {followed}; {REMEDY}")
     copied = replace(clone(loaded), spec=_ranged_spec(loaded.spec, sizes))
+    for other in [n for n in copied.program.functions if n != name]:
+        del copied.program.functions[other]  # it keeps its one size, and the models of the sizes do not have it
     refusal = resize(function_of(copied.program, name), followed)
     if refusal is not None:
         raise SurgeryError(f"{REFUSED}: {refusal}; {REMEDY}")

@@ -108,6 +108,20 @@ def test_the_model_is_as_before_after_the_runs(package: Path) -> None:
         assert a.options["palettize-2-uniform"] == b.options["palettize-2-uniform"]
 
 
+def test_a_weight_that_is_joined_with_values(tmp_path: Path) -> None:
+    """Places that a model learned, before those of its input: one of several values of an operand."""
+
+    @mb.program(input_specs=[mb.TensorSpec((3, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        y = mb.concat(values=[x, mb.const(val=WEIGHTS[0], name="learned")], axis=0)
+        return mb.linear(x=y, weight=mb.const(val=WEIGHTS[1], name="head"), name="y")
+
+    place = ane.save(ane.load(program), tmp_path / "joined.mlpackage")
+    row = next(row for row in sensitivity(place, DATA, MODES, smallest=256).rows if row.readers == ("concat",))
+    assert set(row.options) == set(MODES)
+    assert row.options["palettize-2-uniform"].psnr < row.options["linear-8"].psnr < math.inf
+
+
 def test_shares_merge_to_the_whole(package: Path, found: Sensitivity) -> None:
     parts = [sensitivity(package, DATA, MODES, smallest=256, shard=f"{n}/3") for n in (3, 1, 2)]
     assert [len(p.rows) for p in parts] == [1, 2, 1]

@@ -120,3 +120,16 @@ def test_a_compiled_model_in_an_archive_is_to_be_unzipped(tmp_path: Path) -> Non
         file.writestr("m.mlmodelc/model.mil", "program(1.0)")
     with pytest.raises(LoadError, match="compiled model; unzip it"):
         ane.inspect(archive)
+
+
+def test_an_unknown_way_of_packing_is_said(tmp_path: Path) -> None:
+    """As Windows packs large files: a copy would be packed so, too."""
+    archive = tmp_path / "m.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("m.mlmodel", "x")
+    content = bytearray(archive.read_bytes())
+    for start, place in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+        content[content.index(start) + place] = 9
+    archive.write_bytes(content)
+    with pytest.raises(LoadError, match=r"packed in a way that is not known here .*; unzip it"):
+        unpack(archive, tmp_path / "out")

@@ -108,6 +108,9 @@ SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         normalized=True,
         length=210,
     ),
+    "short windows, a quarter of a frame apart": lambda x: torch.istft(
+        torch.stft(x[0], 32, 8, 20, SHORT, return_complex=True), 32, win_length=20, window=SHORT
+    ),
     "a vocoder's": lambda x: torch.istft(
         torch.polar(x[:, :190].reshape(2, 10, 19)[:, :9].exp(), x[:, 1:191].reshape(2, 10, 19)[:, :9]),
         16,
@@ -127,6 +130,15 @@ def test_each_agrees_with_torch(
     cases: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, how: str
 ) -> None:
     assert_each_agrees(cases, (x, -x / 3), how, rtol=1e-4)
+
+
+def test_the_inverse_of_spectra_of_both_sides_is_refused() -> None:
+    def back(x: torch.Tensor) -> torch.Tensor:
+        spectra = torch.stft(x, 32, 8, window=HANN, return_complex=True, onesided=False)
+        return torch.istft(spectra, 32, 8, window=HANN)
+
+    with pytest.raises(NotImplementedError, match="istft"):
+        assert_each_agrees({"back": back}, (SIGNAL,), "trace", rtol=1e-4)
 
 
 BEFORE_IOS16: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -249,6 +249,7 @@ CASES: dict[str, dict[str, Torch]] = {
     "complex": {
         "chosen": lambda x: torch.view_as_real(waves(x).where(x > 0, 2 * waves(x).conj())),
         "chosen_or_0": lambda x: torch.view_as_real(torch.where(x > 0, waves(x), 0)),
+        "whole_slice": lambda x: torch.view_as_real(waves(x)[:, :, :6] * 2j),
         "masked": lambda x: torch.view_as_real(waves(x).masked_fill(x > 0, 3.0)),
         "products": lambda x: torch.view_as_real(waves(x) @ waves(x).mH),
         "products_in_batches": lambda x: torch.view_as_real(torch.bmm(waves(x), waves(x).mT)),
@@ -416,7 +417,11 @@ def chosen(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_conditions() -> None:
-    assert_each_agrees({"chosen": chosen}, (X, X.abs(), 2 - X.abs(), 9 - X), "export", rtol=1e-6)
+    def by_a_condition_of_four_axes(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum()[None, None, None, None] > 0, lambda x: x + 1, lambda x: x.exp(), (x,))
+
+    cases = {"chosen": chosen, "four_axes": by_a_condition_of_four_axes}
+    assert_each_agrees(cases, (X, X.abs(), 2 - X.abs(), 9 - X), "export", rtol=1e-6)
 
 
 def test_a_loop_with_a_computed_number_of_steps_is_refused() -> None:

@@ -140,6 +140,19 @@ def test_templates_run_in_a_sandbox_and_fail_in_words() -> None:
         Text(tokenizer(), "", {}).tokens("x", template=True)
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[0].content | tojson(ensure_ascii=False) }}", '"ü"'),
+        ("{{ messages[0].content | tojson(true) }}", r'"\u00fc"'),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}ü", "ü"),
+        ("{% for m in messages %}<{% generation %}{{ m.content }}{% endgeneration %}>{% endfor %}", "<ü>"),
+    ],
+)
+def test_what_templates_of_transformers_write(template: str, text: str) -> None:
+    assert Text(tokenizer(), template, {}).rendered([{"role": "user", "content": "ü"}]) == text
+
+
 def test_a_folder_that_was_not_built_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"holds no runner.json; `anesurgery build` makes"):
         ane.chat(tmp_path, "hello")

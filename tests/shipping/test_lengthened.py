@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil import mil_list
 from PIL import Image
 
 import anesurgery as ane
+from anesurgery.errors import InterpretError
 from anesurgery.files.size_index import Padding, SizeRow, choose_call
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -327,6 +328,11 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
         (8,),
         "hides some",
     ),
+    "a hidden first place": (
+        of(lambda x, n: mb.select(cond=np.arange(n)[:, None] > 0, a=x, b=np.float16(0))),
+        (8,),
+        "hides some",
+    ),
     "parts of the length": (
         of(lambda x, n: mb.reshape(x=x, shape=[4, n // 4, WIDTH])),
         (8,),
@@ -439,9 +445,12 @@ def test_a_converted_module(tmp_path: Path) -> None:
     for n in lengths:
         values = {"ids": np.random.default_rng(n).integers(0, 50, (1, n)).astype(np.int32)}
         expected = ane.run(convert(n), values, precision="fp16")
-        got = ane.run(folder, values, precision="fp16")
-        for one, other in zip(got.values(), expected.values(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for form in (values["ids"], torch.from_numpy(values["ids"]), values["ids"].tolist()):
+            got = ane.run(folder, {"ids": form}, precision="fp16")
+            for one, other in zip(got.values(), expected.values(), strict=True):
+                np.testing.assert_array_equal(one, other)
+    with pytest.raises(InterpretError, match="its rows differ in length"):
+        ane.run(folder, {"ids": [[1], [2, 3]]})
 
 
 def test_a_picture_is_not_filled_up() -> None:
@@ -470,6 +479,13 @@ def test_a_classifier_is_made_at_other_sizes() -> None:
         for n, model in ((8, sized.models["size_8"]), (12, sized.models["size_12"]))
     ]
     assert labels == ["b", "d"]
+
+
+def test_of_several_functions_the_default_is_made() -> None:
+    program, other = (of(lambda x, n: mb.relu(x=x))(8) for _ in range(2))
+    program.functions["other"] = other.functions["main"]
+    sized = ane.sizes(program, {"x": [(1, 8, WIDTH), (1, 12, WIDTH)]})
+    assert [list(load(model).program.functions) for model in sized.models.values()] == [["main"]] * 2
 
 
 def test_pictures_have_the_size_of_each(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,20 @@ def test_a_checkpoint_of_16_bits_is_widened_in_shards(tmp_path: Path, monkeypatc
         assert torch.equal(stored[name], tensor.float() if tensor.is_floating_point() else tensor)
     assert fp32_checkpoint(to, tmp_path / "again") == to
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-1-of-1.safetensors"])
+def test_files_beside_the_weights_are_not_read(name: str, tmp_path: Path) -> None:
+    """As averages of a training, which have the same names."""
+    folder = tmp_path / "half"
+    folder.mkdir()
+    save_file({"w": torch.ones(3).half()}, folder / name)
+    save_file({"w": torch.zeros(3).half()}, folder / "model_ema.safetensors")
+    if name != "model.safetensors":
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    to = fp32_checkpoint(folder, tmp_path / "fp32")
+    stored = {n: t for f in to.glob("*.safetensors") for n, t in load_file(f).items()}
+    assert stored["w"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("largest", [65504.0, 65505.0, 1e37, 1e38, np.inf, np.nan, -70000.0, -np.inf])

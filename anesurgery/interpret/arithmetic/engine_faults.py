@@ -786,7 +786,7 @@ FAULTS: tuple[Fault, ...] = (
         what="the phases of Kokoro (a quotient modulo 1) were wrong: the spectrum had a correlation of 0.67 to "
         "PyTorch, and of 0.996 with x - floor(x)",
         source="john-rocky/CoreML-Models: pull request 74",
-        seen="an iPhone; chip, OS and compute units not given",
+        seen="device, OS and compute units not given",
         form=_fraction,
         units="any",
         remedy="decompose_ops",
@@ -797,7 +797,7 @@ FAULTS: tuple[Fault, ...] = (
         names("slice_by_index"),
         what="squeeze_mask was ignored where another axis has a stride: the result kept the axis of length 1",
         source=_coremltools("issue 1710"),
-        seen="a Mac, coremltools 6; chip and compute units not given",
+        seen="a Mac, December 2022; chip and compute units not given",
         form=_squeezed_steps,
         units="any",
         advice="leave squeeze_mask out, and squeeze the result",

@@ -68,8 +68,16 @@ INTEGER_TO_INTEGER = SIZED | names(
 """Ops that compute integers from integers."""
 POSITION_OPS = COMPARISONS | names("add sub minimum maximum")
 """Ops in which a whole number is a position, and not a factor."""
+GUARDS = {
+    "add": {"x": "y", "y": "x"},
+    "maximum": {"x": "y", "y": "x"},
+    "clip": {"alpha": "x"},
+    "select": {"a": "b", "b": "a"},
+}
+"""Op type -> each operand that may guard, and the one that it guards against 0."""
 HANDS_ON_GUARD = (
-    names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index slice_by_size")
+    names("add maximum clip select abs square sqrt pow reduce_max reduce_sum tile split")
+    | names("slice_by_index slice_by_size")
     | CARRIERS
 )
 """Ops that hand a guarded number on."""
@@ -338,34 +346,35 @@ def _zero_guard(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdict
         is_lost = variance < fp16.LEAST and unit_scale(op) is None
         return f"a variance of {variance:.3g} is 0 in fp16" if is_lost else ""
     for name, var in operands(op):
-        least = _scalar_magnitude(var)
-        if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < fp16.LEAST:
-            other = op.y if name == "x" else op.x
-            if known_range(other, ranges)[0] < fp16.LEAST:
-                verdicts.tiny.update(op.outputs)
-                verdicts.guards.add(op)
-                return f"the guard {least:.3g} is 0 in fp16"
+        least = _same_magnitude(var)
+        other = op.inputs.get(GUARDS.get(op.op_type, {}).get(name, ""))
+        if other is not None and 0 < least < fp16.LEAST and known_range(other, ranges)[0] < fp16.LEAST:
+            verdicts.tiny.update(op.outputs)
+            verdicts.guards.add(op)
+            return f"the guard {least:.3g} is 0 in fp16"
     return _reads_tiny_value(op, ranges, verdicts)
 
 
 def _reads_tiny_value(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
     """Return a reason if an op reads, or divides by, a value that may be 0 in fp16; else ""."""
-    divisor = op.inputs.get("y") if op.op_type in ("real_div", "floor_div", "mod", "pow") else None
+    divisor = op.inputs.get("y") if op.op_type in ("real_div", "floor_div", "mod") else None
     if isinstance(divisor, Var) and 0 < known_range(divisor, ranges)[0] < fp16.LEAST and not is_stored(divisor):
         verdicts.tiny.add(divisor)
     guarded = [v for _, v in operands(op) if v in verdicts.tiny]
     if divisor in guarded:
         return f"it divides by %{divisor.name}, which may be 0 in fp16"
-    if guarded and op.op_type in HANDS_ON_GUARD:
+    scaled = op.op_type == "mul" and known_range(op.outputs[0], ranges)[0] > 0
+    if guarded and (scaled or op.op_type in HANDS_ON_GUARD):
         verdicts.tiny.update(v for v in op.outputs if known_range(v, ranges)[0] < fp16.LEAST)
         return f"%{guarded[0].name}, which it reads, may be 0 in fp16"
     return ""
 
 
-def _scalar_magnitude(var: Var) -> float:
-    """Return the magnitude of an fp32 constant with one element; 0 for others."""
-    value = number(var) if dtype_name(var) == "fp32" else None
-    return 0.0 if value is None else abs(value)
+def _same_magnitude(var: Var) -> float:
+    """Return the magnitude of an fp32 constant whose elements are all the same number; 0 for others."""
+    value = _fp32_numbers(var)
+    is_one = value is not None and value.size and bool((value == value.flat[0]).all())
+    return abs(float(value.flat[0])) if is_one else 0.0
 
 
 def unit_scale(op: Operation) -> Any:

@@ -267,7 +267,7 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
 
 def _answer(outputs: Mapping[str, Var], name: str | None) -> Var | None:
     """Return the output of logits, or of tokens in place of them: the one of a name, or the widest."""
-    logits = [v for n, v in outputs.items() if name in (None, n)]
+    logits = [v for n, v in outputs.items() if name in (None, n) and v.shape]
     if not logits or any(static_shape(v) is None for v in logits):
         return None
     best = max(logits, key=lambda v: int(v.shape[-1]))

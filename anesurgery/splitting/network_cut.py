@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,10 +55,12 @@ class Layers:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """Blob -> the layer that holds it."""
+        """Blob -> the layer that holds it, if no other layer writes it."""
         outputs = {f.name for f in self.spec.description.output}
+        times = Counter(blob for layer in self.network.layers for blob in makes(layer))
         constants = [layer for layer in self.network.layers if layer.WhichOneof("layer") in CONSTANTS]
-        return {layer.output[0]: layer for layer in constants if layer.output[0] not in outputs}
+        names = ((layer.output[0], layer) for layer in constants)
+        return {name: layer for name, layer in names if name not in outputs and times[name] == 1}
 
     @cached_property
     def scores(self) -> str:
@@ -84,6 +87,8 @@ class Layers:
         layers: list[JudgedLayer] = []
         for layer, depth in walk_layers(self.network):
             if layer.WhichOneof("layer") == "loadConstant":
+                if not depth:
+                    layers.append(JudgedLayer(layer, False))
                 continue
             refused = next(rows).legal is False
             if depth:  # nested in the last one

@@ -17,7 +17,7 @@ from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.interpret.sampler import Sampler
-from anesurgery.mil import Program
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -147,6 +147,17 @@ def test_where_no_table_says_how_many_tokens_there_are_the_logits_do() -> None:
     assert session.changes
     with pytest.raises(InterpretError, match="31 is no token of the model; tokens are from 0 to 30"):
         generate(by_product, [31], 1)
+
+
+def test_a_scalar_output_holds_no_logits() -> None:
+    table = np.eye(7, dtype=np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def model(tokens: Var) -> Any:
+        logits = mb.mul(x=mb.gather(x=table, indices=tokens, axis=0), y=2.0)
+        return logits, mb.reduce_sum(x=logits)
+
+    assert list(generate(model, [1, 3], 1).written) == [3]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

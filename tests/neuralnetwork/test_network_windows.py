@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from layer_case import assert_near, check, shaped, t
 from one_layer import floats
 
 import anesurgery as ane
+from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array, quiet_host
 from anesurgery.neuralnetwork.importing import import_network
 
 with quiet_host():
     from coremltools.models import datatypes
     from coremltools.models.neural_network import NeuralNetworkBuilder
+    from coremltools.models.neural_network.flexible_shape_utils import set_multiarray_ndshape_range
 
 
 def same(size: int, kernel: int, stride: int, top: bool, dilation: int = 1) -> tuple[int, int]:
@@ -323,3 +326,34 @@ def test_a_dilated_deconvolution_is_told() -> None:
     builder = NeuralNetworkBuilder([("x", datatypes.Array(4, 5, 6))], [("out", None)])
     fill(builder)
     assert "dilated deconvolution" in import_network(builder.spec).notes[0]
+
+
+@pytest.mark.parametrize(("most", "pad"), [((3, 2, 6, 6), 0), ((1, 2, 9, 6), 0), ((3, 2, 6, 6), 1)])
+def test_the_last_means_of_a_flexible_image_count_no_pixel_beyond_it(
+    most: tuple[int, ...], pad: int, tmp_path: Path
+) -> None:
+    path, values = tmp_path / "pool.mlmodel", {"x": floats(1, 2, 6, 6)}
+    path.write_bytes(flexible_means((1, 2, 6, 6), pad).SerializeToString())
+    expected = ane.run(path, values)["y"]
+    path.write_bytes(flexible_means(most, pad).SerializeToString())
+    assert_near(ane.run(path, values)["y"], expected)
+
+
+def test_padded_last_means_of_a_dynamic_height_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pool.mlmodel"
+    path.write_bytes(flexible_means((1, 2, 9, 6), 1).SerializeToString())
+    with pytest.raises(NotExpressible, match="give the input one fixed shape"):
+        ane.run(path, {"x": floats(1, 2, 6, 6)})
+
+
+def flexible_means(most: tuple[int, ...], pad: int) -> Any:
+    with quiet_host():
+        b = NeuralNetworkBuilder(
+            [("x", datatypes.Array(1, 2, 6, 6))], [("y", None)], disable_rank5_shape_mapping=True
+        )
+    pads = dict.fromkeys(("padding_top", "padding_bottom", "padding_left", "padding_right"), pad)
+    b.add_pooling("p", 3, 3, 2, 2, "AVERAGE", "INCLUDE_LAST_PIXEL", "x", "y", exclude_pad_area=False, **pads)
+    b.spec.description.output[0].type.multiArrayType.dataType = 65568
+    if most != (1, 2, 6, 6):
+        set_multiarray_ndshape_range(b.spec, "x", [1, 2, 6, 6], list(most))
+    return b.spec

@@ -51,6 +51,10 @@ def there_and_back() -> Any:
     return ct.models.MLModel(builder.spec, skip_model_load=True)
 
 
+def guarded(x: Var) -> Var:
+    return mb.add(x=x, y=np.float32(1e-9), name="sum")
+
+
 STAYS: dict[str, tuple[Body, set[str], str]] = {
     "a constant overflows": (
         lambda a: mb.tanh(x=mb.relu(x=mb.mul(x=a, y=np.float32(1e5), name="large"))),
@@ -72,6 +76,26 @@ STAYS: dict[str, tuple[Body, set[str], str]] = {
         lambda a: mb.relu(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=a), y=np.float32(1e-9), name="floor"))),
         {"maximum", "real_div"},
         "it divides by %floor, which may be 0 in fp16",
+    ),
+    "a product of two guarded norms": (
+        lambda a: mb.real_div(x=mb.relu(x=a), y=mb.mul(x=guarded(mb.abs(x=a)), y=guarded(mb.sigmoid(x=a)))),
+        {"add", "mul", "real_div"},
+        "%sum, which it reads, may be 0 in fp16",
+    ),
+    "a root that is a power": (
+        lambda a: mb.real_div(x=a, y=mb.pow(x=guarded(mb.abs(x=a)), y=np.float32(0.5))),
+        {"add", "pow"},
+        "%sum, which it reads, may be 0 in fp16",
+    ),
+    "a guard for each column": (
+        lambda a: mb.real_div(x=a, y=mb.add(x=mb.abs(x=a), y=np.full(4, 1e-9, np.float32))),
+        {"add", "real_div"},
+        "the guard 1e-09 is 0 in fp16",
+    ),
+    "a guard that is chosen": (
+        lambda a: mb.real_div(x=a, y=mb.select(cond=mb.equal(x=a, y=0.0), a=np.float32(1e-9), b=a)),
+        {"select", "real_div"},
+        "the guard 1e-09 is 0 in fp16",
     ),
     "positions": (
         lambda a: mb.sin(x=mb.add(x=a, y=np.arange(4096, 4100, dtype=np.float32))),

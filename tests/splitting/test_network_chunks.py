@@ -232,6 +232,42 @@ def test_a_blob_that_a_loop_overwrites_stays_in_one_chunk(tmp_path: Path) -> Non
         ane.split(path, at="unsupported", target=TARGET)
 
 
+def test_a_constant_that_a_copy_overwrites_is_read_with_its_new_value(tmp_path: Path) -> None:
+    made = builder((1, 4, 6, 6), True)
+    conv(made, "first", "x", "a")
+    for name, numbers in {"i": [2], "j": [5], "order": [3, 1, 0, 2]}.items():
+        made.add_load_constant_nd(name, name, np.array(numbers, np.float32), (len(numbers),))
+    made.add_add_broadcastable("old", ["a", "i"], "b")
+    made.add_gather("pick", ["b", "order"], "c", axis=-3)
+    made.add_copy("set", "j", "i")
+    conv(made, "second", "c", "d")
+    made.add_add_broadcastable("new", ["d", "i"], "y")
+    assert_equals_its_chunks(made.spec, tmp_path)
+
+
+def test_a_constant_may_be_an_output(tmp_path: Path) -> None:
+    made = builder((4, 6, 6), False)
+    made.add_load_constant("k", "k", np.arange(4, dtype=np.float32), (4, 1, 1))
+    conv(made, "first", "x", "a")
+    made.add_load_constant_nd("order", "order", np.array([3, 1, 0, 2], np.float32), (4,))
+    made.add_gather("pick", ["a", "order"], "y", axis=-3)
+    output = made.spec.description.output.add(name="k")
+    output.type.multiArrayType.shape.extend([4, 1, 1])
+    assert_equals_its_chunks(made.spec, tmp_path)
+
+
+def assert_equals_its_chunks(spec: Any, folder: Path) -> None:
+    for output in spec.description.output:
+        output.type.multiArrayType.dataType = 65568
+    path = saved(spec, folder)
+    stored = ane.split(path, at="unsupported", target=TARGET).save(folder / "chain")
+    values = ane.Predictor(path).sample(seed=1)
+    found, expected = ane.run(stored, values), ane.run(path, values)
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
 def test_phases_are_few_and_in_order() -> None:
     before = [set(), {0}, {1}, {0}, {2, 3}]
     assert phases_of(before, [False, True, False, True, False]) == [0, 1, 2, 1, 2]

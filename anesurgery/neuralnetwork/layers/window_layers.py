@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, static_shape
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype
 from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
@@ -293,9 +293,11 @@ def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         pads = {**arguments([high, high, wide, wide]), "ceil_mode": True}
     kernel = positive(ctx, params, "kernelSize", 3)
     strides = positive(ctx, params, "stride", 1)
-    y = _build_pooling(kind, x, kernel, strides, pads, params.avgPoolExcludePadding)
-    if kind == "average" and pads.get("ceil_mode") and not params.avgPoolExcludePadding:
-        y = _corrected_last_means(x, y, kernel, strides, list(pads.get("pad", [0] * 4)))
+    # without padding, what lies beyond the image is all that is excluded
+    excludes = params.avgPoolExcludePadding or ("ceil_mode" in pads and "pad" not in pads)
+    y = _build_pooling(kind, x, kernel, strides, pads, excludes)
+    if kind == "average" and "ceil_mode" in pads and not excludes:
+        y = _corrected_last_means(ctx, x, y, kernel, strides, pads["pad"])
     return back(y)
 
 
@@ -309,19 +311,23 @@ def _build_pooling(
     return op(x=x, kernel_sizes=kernel, strides=strides, **pads)
 
 
-def _corrected_last_means(x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]) -> Var:
+def _corrected_last_means(
+    ctx: Context, x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]
+) -> Var:
     """Correct the means of windows that reach beyond the padding: Caffe does not count what lies there.
 
     Of 6 elements without padding, kernel 3 and stride 2, the last of the windows 0-2, 2-4, 4-6 has only two:
     MIL divides their sum by 3, so it is multiplied by 3/2.
+
+    Raises:
+        LoadError: height or width is dynamic.
     """
-    if static_shape(x) is None or static_shape(y) is None:
-        return y
+    sizes = ctx.shape(x, [2, 3])
     factor = np.ones((), np.float64)
     for axis, (size, step) in enumerate(zip(kernel, strides, strict=True)):
         before, after = pad[2 * axis : 2 * axis + 2]
         begins = np.arange(y.shape[2 + axis]) * step - before
-        ends = np.minimum(begins + size, x.shape[2 + axis] + after)
+        ends = np.minimum(begins + size, sizes[axis] + after)
         factor = factor[..., None] * (size / (ends - begins))
     return y if np.all(factor == 1) else mb.mul(x=y, y=factor.astype(np_dtype(y)))
 

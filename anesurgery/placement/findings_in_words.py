@@ -23,7 +23,7 @@ NAN_TEST = "num-nan-test"
 """The rule about tests for NaN, which fail on the engine alone."""
 UNREPAIRED = "no pass repairs it"
 NOT_FINITE = names(
-    "num-mac-32768 num-square num-gate num-scores num-mask-causal num-mask num-mask-rows "
+    "num-mac-32768 num-square num-gate num-scale-after num-scores num-mask-causal num-mask num-mask-rows "
     "num-reduce num-mask-product num-constant num-eps num-eps-subnormal num-quotient num-slice-q4 num-softmax "
     "num-exp num-root num-folded-cast num-spectrum num-cosine num-log-softmax num-between num-exp-range "
     "num-atan sdpa-os26"

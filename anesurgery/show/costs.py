@@ -43,7 +43,7 @@ SCREEN = 11
 MATTERS = 0.01
 """From this share of the time, or of the work, a cost ranks above a risk of wrong numbers."""
 UNKNOWN_ERROR = 40.0
-"""An error of unknown size ranks among those of so many dB, the default gate of `certify`."""
+"""An error of unknown size ranks among those of so many dB, the default gate of `certify`; NaN leaves 0 dB."""
 LEAST = 0.001
 """The smallest share that is mentioned. Such limits of reports are choices."""
 NAME = re.compile(r"%[\w./:-]+")
@@ -98,7 +98,8 @@ class Problem:
         kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
         loses_digits = order == 2 and self.rule not in NOT_FINITE
         support = [*Grade].index(self.grade) if order == 2 else 0
-        error = UNKNOWN_ERROR if self.decibels is None else self.decibels
+        expected = 0.0 if self.rule in NOT_FINITE else UNKNOWN_ERROR
+        error = expected if self.decibels is None else self.decibels
         return order, self.rule in CLAIMS or loses_digits, error, support, -self.share, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:

@@ -63,9 +63,9 @@ INSTEAD = {
     **dict.fromkeys(("lgamma", "digamma"), "compute it in the app, or read it from a table of whole numbers"),
     **dict.fromkeys(
         names(
-            "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_matrix_exp linalg_qr linalg_svd "
-            "linalg_svdvals svd special_erfcx special_log_ndtr special_ndtri special_i0 special_i0e "
-            "special_i1 special_i1e"
+            "_linalg_eigh _linalg_svd linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_matrix_exp "
+            "linalg_qr linalg_svd linalg_svdvals svd special_erfcx special_log_ndtr special_ndtri special_i0 "
+            "special_i0e special_i1 special_i1e"
         ),
         "compute it in the app",
     ),
@@ -87,7 +87,7 @@ def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
         for op in (*_operations_in_table(), *_all_operations())
         if not _is_left_out(op)
         for kind in _node_kinds(op)
-    }
+    } | INSTEAD.keys()
     return dict.fromkeys((k for k in sorted(kinds) if k not in converters and not k.endswith("_")), _decomposed)
 
 

@@ -193,9 +193,30 @@ def linalg_solve(context: Any, node: Any) -> None:
 
 def _inverse(x: Var, refused: str, name: str) -> Var:
     """Return the inverses of computed matrices of 2 to 4 rows: their cofactors over their determinant."""
-    cofactors, determinants = _expanded(x, refused)
-    inverses: Var = mb.real_div(x=_turned(cofactors), y=determinants, name=name)
+    shares, largest = _shares_of_largest(x)
+    cofactors, determinants = _expanded(shares, refused)
+    inverses: Var = mb.real_div(x=_turned(cofactors), y=mb.mul(x=determinants, y=largest), name=name)
     return inverses
+
+
+def _shares_of_largest(x: Var) -> tuple[Var, Var]:
+    """Return matrices over their largest magnitudes, and these: the product of large elements may overflow."""
+    largest = mb.reduce_max(x=mb.abs(x=x), axes=[-2, -1], keep_dims=True)
+    scale = mb.maximum(x=largest, y=np_dtype(x).type(1e-4))
+    return mb.real_div(x=x, y=scale), scale
+
+
+@wrapper
+def with_matrix_norms(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of norms; those of matrices by singular values are refused by name."""
+    order, axes = (known_value(argument(context, node, i, "")) for i in (1, 2))
+    count = inputs_of(context, node)[0].rank if axes is None else np.size(axes)
+    if order == "nuc" or (order in (2, -2) and count == 2):
+        raise NotImplementedError(
+            f"{node.name}: a norm of matrices by singular values (ord={order}): compute it in the app, or take "
+            '"fro", 1 or inf'
+        )
+    host(context, node)
 
 
 def determinant(*, logarithm: bool) -> Convert:
@@ -210,9 +231,8 @@ def determinant(*, logarithm: bool) -> Convert:
             )
         else:
             n, real = x.shape[-1], np_dtype(x).type
-            largest = mb.reduce_max(x=mb.abs(x=x), axes=[-2, -1], keep_dims=True)
-            scale = mb.maximum(x=largest, y=real(1e-4))  # the product of n large elements may overflow
-            expanded = _expanded(mb.real_div(x=x, y=scale) if logarithm else x, node.name)[1]
+            shares, scale = _shares_of_largest(x)
+            expanded = _expanded(shares if logarithm else x, node.name)[1]
             first = mb.slice_by_size(x=expanded, begin=[0] * x.rank, size=[*[-1] * (x.rank - 2), 1, 1])
             value, scale = (mb.squeeze(x=v, axes=[-2, -1]) for v in (first, scale))
             log = mb.add(x=mb.log(x=mb.abs(x=value)), y=mb.mul(x=mb.log(x=scale), y=real(n)))
@@ -1382,6 +1402,8 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(
         ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampling("_upsample_bicubic2d_aa")
     ),
+    **dict.fromkeys(("upsample_trilinear3d", "upsample_trilinear3d.vec"), resampling("upsample_bilinear2d", 3)),
+    **dict.fromkeys(("upsample_nearest3d", "upsample_nearest3d.vec"), resampling("upsample_nearest2d", 3)),
     "pythonop": python_op,
     "mt": with_complex_parts(matrix_transpose),
     **dict.fromkeys(("mh", "matrix_h", "adjoint"), adjoint),
@@ -1519,6 +1541,7 @@ def _with_any_padding(host: Convert) -> Convert:
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "linalg_inv": with_small_inverses,
+    **dict.fromkeys(("linalg_matrix_norm", "linalg_norm", "linalg_norm.ord_str"), with_matrix_norms),
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,

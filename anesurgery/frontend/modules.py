@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from anesurgery import frontend, registry
 from anesurgery.errors import LoadError, SurgeryError, first_line, warn
-from anesurgery.mil import Array, ct, exclusive, quiet_host
+from anesurgery.mil import Array, Program, ct, exclusive, quiet_host
 
 Tensors = Mapping[str, torch.Tensor]
 POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
@@ -174,7 +174,12 @@ def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> An
     frontend.register()
     pipeline = registry.pipeline_with(AXES)
     try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+        with (
+            torch.no_grad(),
+            quiet_host(),
+            redirect_stderr(io.StringIO()),  # coremltools' progress bars
+            patch.object(Program, "validate", _validate),
+        ):
             if module is None:
                 traced = traced.run_decompositions({})
             return ct.convert(
@@ -190,6 +195,13 @@ def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> An
         wide = [r.reason for name, r in pipeline.report.refusals if name == AXES and "rank" in str(error)]
         said = f"{_said(error)} ({AXES}: {wide[0]})" if wide else _said(error)
         raise LoadError(f"{_module_words(module or traced)} was not converted: {said}") from error
+
+
+def _validate(program: Program, check_essential_scope: bool = False) -> None:
+    """Check a program where coremltools says that it is complete; and not after each pass, which is slow."""
+    if check_essential_scope:
+        for function in program.functions.values():
+            function.validate(force_validate=True, check_essential_scope=True)
 
 
 def _said(error: Exception) -> str:

@@ -56,7 +56,7 @@ def resampled_constants() -> Iterator[list[Resampled]]:
 
 
 def resampling(host: str, axes: int = 2) -> Convert:
-    """Return the converter of a torch resampling that treats rows and columns separately, or of columns alone.
+    """Return the converter of a torch resampling that treats each axis separately: of 1, 2 or 3 axes.
 
     torch itself computes the matrices, by resampling unit vectors. The image must have a static size.
     """
@@ -73,11 +73,20 @@ def resampling(host: str, axes: int = 2) -> Convert:
             _resampling_matrix(host, before, _new_size(size, i, before, scales), *aligned, scales[i])
             for i, before in enumerate(map(int, x.shape[-axes:]))
         )
-        dtype, outer = types.nptype_from_builtin(x.dtype), (None,) * (x.rank - 2)
-        high = mb.matmul(x=rows[0].astype(dtype)[outer], y=x) if rows else x
-        result = mb.matmul(x=high, y=columns.T.astype(dtype)[outer], name=node.name)
+        dtype, outer = types.nptype_from_builtin(x.dtype), (None,) * (min(x.rank, 4) - 2)
+        if deep := [m.astype(dtype)[outer] for m in rows[:-1]]:  # a volume: its depth, then flat pictures
+            channels, depth, height, width = map(int, x.shape[1:])
+            x = mb.matmul(x=deep[0], y=mb.reshape(x=x, shape=[-1, channels, depth, height * width]))
+            x = mb.reshape(x=x, shape=[-1, channels * x.shape[2], height, width])
+        high = mb.matmul(x=rows[-1].astype(dtype)[outer], y=x) if rows else x
+        name = f"{node.name}_pictures" if deep else node.name
+        result = mb.matmul(x=high, y=columns.T.astype(dtype)[outer], name=name)
         seen = _RECORDED.get()
-        if seen is not None and rows and x.val is not None and result.val is not None:
+        if deep:
+            result = mb.reshape(
+                x=result, shape=[-1, channels, *(len(m) for m in (*rows, columns))], name=node.name
+            )
+        elif seen is not None and rows and x.val is not None and result.val is not None:
             seen.append(Resampled(x.val, rows[0], columns, result.val))
         context.add(result)
 

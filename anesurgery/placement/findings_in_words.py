@@ -13,7 +13,7 @@ from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
 from anesurgery.placement.rules.layer_rules import LONG_AXIS
-from anesurgery.placement.rules.loading import REPORTS, STATE_IN_RANGE
+from anesurgery.placement.rules.loading import EMPTY_SLICE, REPORTS, STATE_IN_RANGE
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
@@ -30,7 +30,12 @@ NOT_FINITE = names(
 )
 """Rules under which results are infinite or NaN; under other rules about numbers they lose digits."""
 FAILING_LOADS = frozenset(
-    (STATE_IN_RANGE.id, LONG_AXIS.id, *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS))
+    (
+        STATE_IN_RANGE.id,
+        EMPTY_SLICE.id,
+        LONG_AXIS.id,
+        *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS),
+    )
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 WARNED_LOADS = frozenset(f"{report.id}-elsewhere" for report in REPORTS)

@@ -38,6 +38,8 @@ class Flexible:
     """The default shapes; empty where the model does not say."""
     listed: tuple[dict[str, tuple[int, ...]], ...] = ()
     """Every enumerated combination of shapes, the default first; empty for a range."""
+    maybe_empty: tuple[str, ...] = ()
+    """The inputs with a range that starts at length 0."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ def flexible_shapes(function: Function, description: Any = None) -> Flexible | N
     inputs = (*_shapes_in_description(description), *_shapes_of_conversion(function))
     declared = [one for one in inputs if one[0] in dynamic and _is_complete(one, dynamic[one[0]])]
     default = {name: shape for name, shape, _ in declared}
+    empty = tuple({*_empty_in_description(description), *_empty_in_conversion(function)} & dynamic.keys())
     if default.keys() != dynamic.keys():
-        return Flexible({})
+        return Flexible({}, maybe_empty=empty)
     enumerated = {name: shapes for name, _, shapes in declared}
     count = min(map(len, enumerated.values()))
     listed = tuple({n: shapes[i] for n, shapes in enumerated.items()} for i in range(count))
-    return Flexible(default, tuple(sorted(listed, key=lambda s: s != default)))
+    return Flexible(default, tuple(sorted(listed, key=lambda s: s != default)), empty)
 
 
 DeclaredInput = tuple[str, tuple[int, ...], list[tuple[int, ...]]]
@@ -101,6 +104,18 @@ def _shapes_of_conversion(function: Function) -> Iterator[DeclaredInput]:
         listed = [_ints(s.shape) for s in getattr(shape, "shapes", ())]
         default = getattr(shape, "default", None)
         yield str(declared.name), _ints(default or ()), listed
+
+
+def _empty_in_description(description: Any) -> Iterator[str]:
+    for feature in getattr(description, "input", ()):
+        if any(r.lowerBound == 0 for r in feature.type.multiArrayType.shapeRange.sizeRanges):
+            yield feature.name
+
+
+def _empty_in_conversion(function: Function) -> Iterator[str]:
+    for declared in getattr(function, "input_types", None) or ():
+        if any(getattr(n, "lower_bound", 1) == 0 for n in getattr(declared.shape, "shape", ())):
+            yield str(declared.name)
 
 
 def _ints(lengths: Any) -> tuple[int, ...]:

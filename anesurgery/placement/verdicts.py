@@ -703,6 +703,9 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
         legal = False
     # shapes become constants where lengths are fixed only for judging
     own = [f for f in fixed.findings if f.rule != FIXED_VALUES.id]
+    # a mask whose places are listed is a constant there, so only the dynamic form tells what reads it
+    remedies = {f.rule: f.remedy for f in dynamic.findings}
+    own = [replace(f, remedy=remedies.get(f.rule) or f.remedy) for f in own]
     own_rules = {f.rule for f in own}
     more = [f for f in dynamic.findings if f.rule not in own_rules]
     return replace(fixed, legal=legal, findings=(*own, *more))

@@ -275,6 +275,11 @@ CASES: dict[str, dict[str, Torch]] = {
         "batch": volume(3, padding_mode="border"),
         "corners": volume(1, align_corners=True),
         "nearest": volume(1, mode="nearest"),
+        "resized": lambda x: F.interpolate(x.reshape(3, 2, 2, 3, 2), (5, 4, 7), mode="trilinear"),
+        "resized_aligned": lambda x: F.interpolate(
+            x.reshape(1, 3, 4, 3, 2), scale_factor=2, mode="trilinear", align_corners=True
+        ),
+        "resized_nearest": lambda x: F.interpolate(x.reshape(3, 2, 2, 3, 2), (5, 4, 7)),
         "affine": lambda x: F.grid_sample(x.reshape(1, 1, 4, 6, 3), turned(x), align_corners=False),
         "moved": lambda x: F.grid_sample(x.reshape(1, 1, 4, 6, 3), 0.1 + turned(x), align_corners=True),
     },
@@ -366,6 +371,14 @@ def test_a_filled_diagonal() -> None:
             lambda x: torch.linalg.inv(x[..., :1, None] + torch.eye(5)),
             "only those of 2 to 4 rows are inverted, .* these have 5",
         ),
+        (
+            lambda x: torch.linalg.matrix_norm(x, "nuc"),
+            "singular values|no _linalg_svd.* compute it in the app",
+        ),
+        (
+            lambda x: torch.linalg.norm(x[0], 2, (0, 1)),
+            "singular values|no _linalg_svd.* compute it in the app",
+        ),
         (torch.digamma, "no digamma of computed numbers: compute it in the app"),
         (lambda x: (9 * x[..., None]).int() >> torch.arange(33), "0 to 31 is covered"),
         (
@@ -383,6 +396,15 @@ def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how:
     frontend.register()
     with pytest.raises(NotImplementedError, match=said):
         convert(Function(function), {"x": X}, how, "iOS17", "FLOAT32")
+
+
+@pytest.mark.parametrize("scale", [3e-3, 90.0])
+def test_cofactors_stay_in_fp16(scale: float) -> None:
+    frontend.register()
+    x = scale * (X[0, :, :4] + EYE)
+    model = convert(Function(torch.linalg.inv), {"x": x}, "trace", "iOS17", "FLOAT16")
+    (found,) = run(model, {"x": x.numpy()}, precision="fp16").values()
+    np.testing.assert_allclose(found * scale, torch.linalg.inv(x / scale), atol=2e-3)
 
 
 def test_zeros_and_ones_are_drawn_by_chance() -> None:

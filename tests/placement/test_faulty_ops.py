@@ -177,7 +177,33 @@ def shifted(by: int) -> Program:
     )
 
 
+def squeezed(step: int, drops: bool = True) -> Program:
+    """A slice that drops the first axis, and steps along the last one."""
+    return mb.program(input_specs=[mb.TensorSpec((1, 8, 16), types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.slice_by_index(
+            x=x,
+            begin=[0] * 3,
+            end=[1, 8, 12],
+            stride=[1, 1, step],
+            squeeze_mask=[drops, False, False],
+            name="y",
+        )
+    )
+
+
+def remainder(by: float) -> Program:
+    """A remainder of an fp16 input."""
+    return mb.program(input_specs=[mb.TensorSpec((1, 8), types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.mod(x=x, y=np.float16(by), name="y")
+    )
+
+
 SAYS = [
+    (remainder(1), "A18/iOS 18", "fault-mod-fraction-elsewhere", "guess"),
+    (remainder(2), "A18/iOS 18", "", ""),
+    (squeezed(2), "M1/macOS 13", "fault-slice-squeezed-stride-elsewhere", "guess"),
+    (squeezed(1), "M1/macOS 13", "", ""),
+    (squeezed(2, drops=False), "M1/macOS 13", "", ""),
     (shifted(2**24 + 1), "M1/macOS 15, CPU_ONLY", "fault-large-integers-elsewhere", "guess"),
     (shifted(-(2**31)), "A18/iOS 18", "fault-large-integers-elsewhere", "guess"),
     (shifted(2**24), "M1/macOS 15", "", ""),

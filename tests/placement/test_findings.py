@@ -82,6 +82,12 @@ def norm(x: Any, epsilon: float, centred: bool) -> Any:
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(epsilon)), epsilon=1e-12))
 
 
+def blended_cache(step: Any, chosen: Any, cache: Any) -> Any:
+    """A cache that is written whole, with a step where a mask chooses it."""
+    kept = mb.mul(x=cache, y=mb.sub(x=np.float16(1), y=chosen))
+    return mb.add(x=kept, y=mb.mul(x=step, y=chosen))
+
+
 def triangle(n: int, fill: float) -> Array:
     return (
         np.triu(np.full((n, n), fill, np.float16), 1)
@@ -240,6 +246,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         ),
         "1x1x16x32 is repeated 4 times",
         lambda: program(lambda q, k: mb.relu(x=mb.tile(x=k, reps=[1, 4, 1, 1])), *HEADS),
+    ),
+    "rewritten-cache": (
+        lambda: program(blended_cache, (1, 1, 4, 16), (1, 64, 1, 1), (1, 64, 4, 16)),
+        "all 1x64x4x16 of %cache are written for one step",
+        lambda: program(blended_cache, (1, 64, 4, 16), (1, 64, 1, 1), (1, 64, 4, 16)),
     ),
     "compile-fanin": (
         lambda: program(

@@ -275,6 +275,33 @@ def test_a_range_beside_a_state(others: tuple[int, ...], state: bool, said: bool
     assert ("state-range" in rules) == said
 
 
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(("low", "dynamic", "said"), [(0, True, True), (1, True, False), (0, False, False)])
+def test_a_slice_where_a_range_starts_at_nothing(
+    saved: bool, low: int, dynamic: bool, said: bool, tmp_path: Path
+) -> None:
+    length = ct.RangeDim(low, 100, default=8)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((2, length.symbol, 8), types.fp16), mb.TensorSpec((2, 8, 8), types.fp16)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(x: Var, still: Var) -> tuple[Var, Var]:
+        sliced = mb.relu(x=x) if dynamic else still
+        part = mb.slice_by_index(x=sliced, begin=[0, 0, 0], end=[2, 8, 1], end_mask=[True, True, False])
+        return mb.relu(x=x), part
+
+    declared = [("x", (2, length, 8)), ("still", (2, 8, 8))]
+    inputs = tuple(ct.TensorType(name, shape, dtype=np.float16) for name, shape in declared)
+    program.functions["main"].set_input_types(inputs)
+    model: Any = program
+    if saved:
+        made = ct.convert(program, minimum_deployment_target=ct.target.iOS17, skip_model_load=True)
+        made.save(model := str(tmp_path / "m.mlpackage"))
+    rules = [f.rule for f in ane.inspect(model, "iPhone/iOS 18").findings]
+    assert ("dyn-range-empty" in rules) == said
+
+
 def cut_by_a_length() -> Program:
     """A slice of a fixed input, which begins where the length of another input says."""
 

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import types
 
 import anesurgery as ane
 from anesurgery import registry
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, Var, mb, np_dtype, walk_ops
 from anesurgery.placement import rules
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.rules import layer_rules
@@ -193,3 +193,23 @@ def test_the_pass_for_a_scatter_works(by_mask: bool, remedy: str) -> None:
     assert found.remedy == remedy
     repaired = ane.apply(program, remedy, quiet=True).program
     assert "scatter_nd" not in {op.op_type for op in repaired.functions["main"].operations}
+
+
+@pytest.mark.parametrize(("lists", "remedy"), [(True, "mask_to_select"), (False, "integers_as_floats")])
+def test_the_pass_for_a_cast_of_a_mask_works(lists: bool, remedy: str) -> None:
+    """The wrong version: the pass for integers, which leaves the cast of a mask whose places are listed."""
+    spec = mb.TensorSpec((4, 6), dtype=types.fp16)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        mask = mb.cast(x=mb.greater(x=x, y=np.float16(0)), dtype="int32", name="mask")
+        if not lists:
+            return mb.cast(x=mb.add(x=mask, y=mask), dtype="fp16", name="y")
+        places = mb.non_zero(x=mask)
+        updates = mb.mul(x=mb.gather_nd(x=x, indices=places), y=np.float16(2))
+        return mb.scatter_nd(data=x, indices=places, updates=updates, mode="update", name="y")
+
+    (found,) = (f for f in inspect(program, "M4").all_findings if (f.rule, f.op) == ("int32", "mask"))
+    assert found.remedy == remedy
+    repaired = ane.apply(program, remedy, quiet=True).program
+    assert not any(np_dtype(op.outputs[0]).kind == "i" for op in walk_ops(repaired) if op.op_type != "const")

@@ -327,6 +327,18 @@ def _large_integers(op: Operation) -> str:
     return ""
 
 
+def _fraction(op: Operation) -> str:
+    """Report the remainder of a division by 1."""
+    return f"%{op.x.name} modulo 1" if _numbers_of(op, "y") == [1] and np_dtype(op.x).kind == "f" else ""
+
+
+def _squeezed_steps(op: Operation) -> str:
+    """Report a slice that drops an axis and has a stride."""
+    drops, strides = (_numbers_of(op, name) for name in ("squeeze_mask", "stride"))
+    step = next((stride for stride in strides if stride != 1), None) if any(drops) else None
+    return "" if step is None else f"an axis is dropped beside a stride of {step}"
+
+
 def _dilated_groups(op: Operation) -> str:
     """Find a dilated convolution of rank 3 with groups of several channels."""
     groups = constant(op.inputs.get("groups"))
@@ -767,6 +779,28 @@ FAULTS: tuple[Fault, ...] = (
         form=_large_integers,
         units="any",
         advice="keep integers below 2^24, or split each integer into two smaller ones",
+    ),
+    Fault(
+        "mod-fraction",
+        names("mod"),
+        what="the phases of Kokoro (a quotient modulo 1) were wrong: the spectrum had a correlation of 0.67 to "
+        "PyTorch, and of 0.996 with x - floor(x)",
+        source="john-rocky/CoreML-Models: pull request 74",
+        seen="device, OS and compute units not given",
+        form=_fraction,
+        units="any",
+        remedy="decompose_ops",
+        advice="write it as x - floor(x)",
+    ),
+    Fault(
+        "slice-squeezed-stride",
+        names("slice_by_index"),
+        what="squeeze_mask was ignored where another axis has a stride: the result kept the axis of length 1",
+        source=_coremltools("issue 1710"),
+        seen="a Mac, December 2022; chip and compute units not given",
+        form=_squeezed_steps,
+        units="any",
+        advice="leave squeeze_mask out, and squeeze the result",
     ),
     Fault(
         "conv-dilated-groups",

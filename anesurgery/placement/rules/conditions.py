@@ -165,8 +165,9 @@ def remedy_for_scatter(op: Operation, target: Target) -> str:
 
 
 def remedy_for_integers(op: Operation, target: Target) -> str:
-    """Return the pass for an op on integers: places that a mask lists, and their number, become a selection."""
-    return "mask_to_select" if _lists_places(runtime_values(op)) else "integers_as_floats"
+    """Return the pass for an op on integers: a mask, its places and their number become a selection."""
+    is_listed = any(reader.op_type == "non_zero" for out in op.outputs for reader in consumers(out))
+    return "mask_to_select" if is_listed or _lists_places(runtime_values(op)) else "integers_as_floats"
 
 
 def _lists_places(values: Iterable[Var]) -> bool:

@@ -111,6 +111,17 @@ STATE_IN_RANGE = general(
     advice="fix all sizes (fix_shapes), or keep the state as an input and an output (cache_as_io)",
 )
 """The rule about a mixture of inputs; `whole_model` finds it, since ops do not tell a range from a list."""
+EMPTY_SLICE = general(
+    "dyn-range-empty",
+    "a model compiled and failed at run time, with a slice of an input whose range starts at length 0, even "
+    "along another axis; with a range from 1 on it ran",
+    "apple/coremltools: issue 2516",
+    grade=Grade.REPORTED,
+    kind="memory",
+    scope=Scope(os="seen on an unnamed Mac in May 2025"),
+    advice="let the range start at 1 (lower_bound=1), or fix the sizes",
+)
+"""The rule about a range from 0 on; `whole_model` finds it."""
 
 ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
 ALL = BOTH | {"CPU"}

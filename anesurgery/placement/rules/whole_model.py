@@ -31,7 +31,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
-from anesurgery.placement.rules.loading import STATE_IN_RANGE
+from anesurgery.placement.rules.loading import EMPTY_SLICE, STATE_IN_RANGE
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.inference import dynamic_inputs
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
@@ -356,6 +356,7 @@ RULES = (
     DISPUTED_LIST,
     DISPUTED_RANGE,
     RANGE_ELSEWHERE,
+    EMPTY_SLICE,
     NORM_IN_LIST,
     LISTED_PALETTE,
     STATE_IN_RANGE,
@@ -436,6 +437,11 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
     if not shapes.listed:
         rule = DISPUTED_RANGE if _has_mac(target) else RANGE_ELSEWHERE
         yield rule, f"the length of %{next(iter(dynamic))} may vary"
+        slices = (op for op in walk_ops(function) if op.op_type == "slice_by_index")
+        varying = next((op for op in slices if any_symbolic(op.x.shape)), None)
+        if shapes.maybe_empty and varying is not None:
+            words = f"slice %{varying.outputs[0].name} of a model whose %{shapes.maybe_empty[0]} may be empty"
+            yield EMPTY_SLICE, f"reported to fail: {words}"
         states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
         if states and (fixed := function.inputs.keys() - dynamic.keys() - set(states)):
             words = f"%{next(iter(dynamic))} has a range, %{min(fixed)} one size"

@@ -451,3 +451,22 @@ def test_many_extremes_are_all_remembered() -> None:
         all_members = field.joined(members[i : i + 8 : 7], lambda images: torch.cat(images, 1))
         two_extremes = field.joined(extremes[i : i + 8 : 7], lambda images: torch.stack(images, 1))
         assert lattice.largest(all_members).same(lattice.largest(two_extremes))
+
+
+def test_a_wide_extreme_does_not_widen_the_sets_of_others() -> None:
+    lattice, generator = Lattice(seed=3), torch.Generator().manual_seed(3)
+    lattice.largest(field.random_image(PRIMES, (4, 512), generator))
+    one, two = (field.packed(field.random_image(PRIMES, (50,), generator)) for _ in range(2))
+    assert lattice._lookup(one).members.shape == (50, 1)
+    pair = lattice.largest(field.Image.of(torch.stack([one, two], 1), PRIMES))
+    assert lattice._lookup(field.packed(pair)).members.shape == (50, 2)
+
+
+def test_an_extreme_without_elements_is_forgotten() -> None:
+    lattice, generator = Lattice(seed=3), torch.Generator().manual_seed(3)
+    members = field.random_image(PRIMES, (6, 2), generator)
+    extreme = lattice.largest(members)
+    nothing = members.map(lambda v: v[:0])
+    assert lattice.largest(nothing).shape == (0,)
+    lattice.within(nothing, -1.0, 1.0)
+    assert lattice.largest(members).same(extreme)

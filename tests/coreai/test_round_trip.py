@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from classifiers import classifier
 from core_ai_models import needs_core_ai
+from coremltools.converters.mil.mil import get_new_symbol
 
 import anesurgery as ane
 from anesurgery import registry
@@ -205,6 +206,31 @@ def test_products_come_back_without_axes_in_front(tmp_path: Path) -> None:
     back = ane.load(tmp_path / "after.mlpackage").program
     products = [op for op in walk_ops(back) if op.op_type == "matmul"]
     assert [op.outputs[0].rank for op in products] == [4, 4]
+
+
+def test_a_product_that_becomes_a_vector_keeps_the_axes_of_its_factors(tmp_path: Path) -> None:
+    """The wrong version squeezes axes of the factors that are longer than 1, which no compiler takes."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8)), mb.TensorSpec((8, 4))], opset_version=ct.target.iOS17)
+    def program(x, y):  # type: ignore[no-untyped-def]
+        return mb.reshape(x=mb.matmul(x=x, y=y), shape=[4])
+
+    check(program, tmp_path)
+    (product,) = [op for op in walk_ops(ane.load(tmp_path / "model.aimodel").program) if op.op_type == "matmul"]
+    assert (product.x.shape, product.y.shape) == ((1, 8), (8, 4))
+
+
+def test_the_last_rows_of_a_dynamic_length_come_back(tmp_path: Path) -> None:
+    rows = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((rows, 4))], opset_version=ct.target.iOS17)
+    def program(x):  # type: ignore[no-untyped-def]
+        return mb.slice_by_size(x=x, begin=[-2, 0], size=[2, 4])
+
+    to_coreai(program, tmp_path / "model.aimodel")
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+    (found,) = Predictor(ane.load(tmp_path / "model.aimodel"))({"x": x}).values()
+    assert np.array_equal(found, x[-2:])
 
 
 def test_defaults_that_fp16_does_not_hold_come_back_in_fp32(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _linear_of_reshaped(o: LiftedOp) -> Value | None:
 
 
 def _product_without_axes(o: LiftedOp) -> Value | None:
-    """Build a product, scaled or not, at the rank of its result.
+    """Build a product, scaled or not, at the rank of its result, which is that of matrices at least.
 
     Apple's compiler drops axes of size 1 in front of the factors only behind the product.
     """
@@ -63,7 +63,9 @@ def _product_without_axes(o: LiftedOp) -> Value | None:
     scale = None if scaling is None or scaling.y.val is None or np.size(scaling.y.val) > 1 else scaling.y
     op = made_by(o[0] if scaling is None or scale is None else scaling.x, "matmul")
     dropped = 0 if op is None else op.outputs[0].rank - len(o.shape)
-    if op is None or dropped <= 0 or list(op.outputs[0].shape) != [1] * dropped + o.shape:
+    if op is None or dropped <= 0 or len(o.shape) < 2:
+        return None
+    if list(op.outputs[0].shape) != [1] * dropped + o.shape:
         return None
     extra = {name: op.inputs[name].rank - len(o.shape) for name in ("x", "y")}
     lower = {k: mb.squeeze(x=op.inputs[k], axes=list(range(n))) for k, n in extra.items() if n > 0}

@@ -145,7 +145,11 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
         first = from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
     else:
         first = indices([b + n if b < 0 < n else b for b, n in zip(begin.tolist(), x.shape, strict=True)])
-    last = first + indices(sizes) if first.known is None else indices(np.add(first.known, sizes))
+    if first.known is None:
+        last = first + indices(sizes)
+    else:  # the end behind the last of a dynamic length is not 0
+        ends = ((b, b + n) for b, n in zip(first.tolist(), sizes, strict=True))
+        last = indices([LONGEST if b < 0 <= end else end for b, end in ends])
     return slice_by_index(x, first, last, end_mask=[n == -1 for n in sizes])
 
 

@@ -81,6 +81,8 @@ class Lattice:
 
     def within(self, names: Image, low: float, high: float) -> None:
         """Remember that elements lie in a range."""
+        if not math.prod(names.shape):
+            return
         for signed, least, most in ((names, low, high), (field.negated(names), -high, -low)):
             self._ranges.append(_KnownRange(packed(signed).reshape(-1).sort().values, least, most))
 
@@ -105,7 +107,7 @@ class Lattice:
         count, width = rows.shape
         sets = self._lookup(rows.reshape(-1))
         low, high, is_min = (v.reshape(count, width) for v in sets[1:])
-        members = sets.members.reshape(count, width, -1)
+        members = sets.members.reshape(count, width, sets.members.shape[1])
         constant = (members == NOBODY).all(-1)
         others = (~constant).sum(1)
         is_min = (is_min & ~constant).any(1)
@@ -117,7 +119,7 @@ class Lattice:
             alone = torch.full_like(members, NOBODY)
             alone[..., 0] = torch.where(constant, NOBODY, rows)
             members = torch.where(apart[:, None, None], alone, members)
-        members = members.reshape(count, -1)
+        members = members.flatten(1)
         top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
         return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
 
@@ -134,21 +136,24 @@ class Lattice:
 
     def _lookup(self, names: Tensor) -> Sets:
         """Return the set that each name stands for: of an extreme, its negative, a constant, or itself."""
-        width = max((known.sets.members.shape[1] for known in self._extremes), default=1)
-        members = torch.full((len(names), width), NOBODY)
-        members[:, 0] = names
-        low = torch.full((len(names),), -math.inf, dtype=torch.float64)
-        sets = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
         negatives = _negative(names) if self._extremes else names
+        found: list[tuple[Tensor, Sets]] = []
         for known in self._extremes:
-            _enter(sets, names, known)
-            _enter(sets, negatives, known, _negated_sets)
+            found += [_found(names, known), _found(negatives, known, _negated_sets)]
         if self._constants:
             constants = torch.tensor(sorted(self._constants))
             values = torch.tensor([self._constants[k] for k in constants.tolist()], dtype=torch.float64)
             nobody = torch.full((len(constants), 1), NOBODY)
             is_min = torch.zeros_like(constants, dtype=torch.bool)
-            _enter(sets, names, _KnownExtremes(constants, Sets(nobody, values, values, is_min)))
+            found.append(_found(names, _KnownExtremes(constants, Sets(nobody, values, values, is_min))))
+        width = max((picked.members.shape[1] for _, picked in found), default=1)
+        members = _widened(names[:, None], width)
+        low = torch.full((len(names),), -math.inf, dtype=torch.float64)
+        sets = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
+        for here, picked in found:
+            sets.members[here] = _widened(picked.members, width)
+            for entered, values in zip(sets[1:], picked[1:], strict=True):
+                entered[here] = values
         return sets
 
     def _name(self, sets: Sets) -> Image:
@@ -165,6 +170,8 @@ class Lattice:
 
     def _remember(self, names: Image, sets: Sets) -> None:
         """Remember the sets of extremes by name, and forget the oldest ones beyond `MOST_REMEMBERED`."""
+        if not len(sets.low):
+            return
         known = _KnownExtremes(*_in_order(packed(names).reshape(-1), sets))
         if known.sets.members.numel() <= MOST_REMEMBERED:
             while self._extremes and _may_be_joined(self._extremes[-1], known):
@@ -206,19 +213,16 @@ def _widened(members: Tensor, width: int) -> Tensor:
     return rows
 
 
-def _enter(
-    entered: Sets, names: Tensor, known: _KnownExtremes, change: Callable[[Sets], Sets] | None = None
-) -> None:
-    """Write known sets into those of the same names, in place, each after a change."""
+def _found(
+    names: Tensor, known: _KnownExtremes, change: Callable[[Sets], Sets] | None = None
+) -> tuple[Tensor, Sets]:
+    """Return True where a name is known, and the sets there after a change, as narrow as they can be."""
     at = torch.searchsorted(known.names, names).clamp(max=len(known.names) - 1)
     here = known.names[at] == names
-    if not here.any():
-        return
     picked = Sets(*(v[at[here]] for v in known.sets))
-    picked = picked if change is None else change(picked)
-    entered.members[here] = _widened(picked.members, entered.members.shape[1])
-    for old, new in zip(entered[1:], picked[1:], strict=True):
-        old[here] = new
+    width = max(1, int((picked.members != NOBODY).any(0).sum()))
+    picked = picked._replace(members=picked.members[:, :width])
+    return here, picked if change is None else change(picked)
 
 
 def _negated_sets(sets: Sets) -> Sets:

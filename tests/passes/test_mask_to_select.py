@@ -188,6 +188,7 @@ class Ones(nn.Module):
         return voiced * x
 
 
+@pytest.mark.usefixtures("hosts_own_converters")
 @pytest.mark.parametrize("kind", [Ones, Doubled, Layer, OneRow])
 def test_integers_of_listed_places_name_the_pass_that_removes_them(kind: type[nn.Module]) -> None:
     """The wrong version: the largest group is repaired by integers_as_floats, which refuses symbolic shapes."""

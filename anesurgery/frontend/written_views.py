@@ -340,7 +340,7 @@ def with_written_dtype(host: Convert, context: Any, node: Any) -> None:
 
 
 def _in_dtype_of(target: Any, value: Any) -> Any:
-    """Return a value in the dtype of a target; complex numbers, and what is no variable, stay as they are."""
+    """Return a value in the dtype of a target. Complex values and plain numbers stay as they are."""
     if not isinstance(value, Var) or not isinstance(target, Var) or value.dtype == target.dtype:
         return value
     if any(types.is_complex(v.dtype) for v in (value, target)):

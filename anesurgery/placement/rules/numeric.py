@@ -352,7 +352,7 @@ def large_angle(op: Operation, target: Target) -> str:
 def angle_decibels(op: Operation, target: Target) -> float:
     """Return the PSNR in dB that fp16 leaves of a sine of the largest angle, or of one at the limit."""
     most = _magnitude_by_weights(op.x)
-    return _decibels((most if math.isfinite(most) else lost_digits.ANGLE) * fp16.HALF_STEP)
+    return _decibels(max(most if math.isfinite(most) else 0.0, lost_digits.ANGLE) * fp16.HALF_STEP)
 
 
 def _decibels(error: float) -> float:

@@ -59,6 +59,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         IMAGE,
     ),
+    "remainders": (lambda: Does(lambda x: torch.fmod(x, 0.7)), ROWS),
     "groups": (lambda: seq(nn.Conv2d(3, 6, 3, groups=3), nn.GroupNorm(2, 6), nn.Hardswish()), IMAGE),
     "ceil mode": (lambda: seq(nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(3, padding=1)), (1, 3, 15, 15)),
     "transposed": (lambda: seq(nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), nn.PReLU()), IMAGE),
@@ -84,10 +85,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         IMAGE,
         "converts it wrongly: the output y comes to",
     ),
-    "remainders that keep the sign": (
-        lambda: Does(lambda x: torch.fmod(x, 0.7)),
-        ROWS,
-        "converts it wrongly: the output y comes to",
+    "remainders of negative whole numbers": (
+        lambda: Does(lambda x: (x - 25) % 7),
+        IDS,
+        "converts it wrongly: the output y has 100% other numbers",
     ),
     "GRU": (lambda: First(nn.GRU(32, 16, batch_first=True)), ROWS, "was not converted by onnx2coreml: "),
     "running sum": (lambda: Does(lambda x: x.cumsum(1)), ROWS, "CumSum"),

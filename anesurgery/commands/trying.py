@@ -13,7 +13,7 @@ import typer
 from anesurgery import registry
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite, Quiet, complete_name
-from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
+from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, Place, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import GB, byte_words, counted, folded, written
@@ -63,14 +63,14 @@ Name = Annotated[str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet
 
 
 @subcommand("examples.example_models:example", waits="converting")
-def example(call: Call, name: Name = "gpt2") -> Outcome:
-    """Write a small model to try this on: a real architecture with random weights."""
+def example(call: Call, name: Name = "gpt2", out: MaybePlace = None) -> Outcome:
+    """Write a small model to try this on, NAME.mlpackage here: a real architecture with random weights."""
     from anesurgery.examples.example_models import EXAMPLES
 
-    path = call(name)
+    path = call(name, out=out)
     chosen = EXAMPLES[name]
     size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
-    out = call["out"] or Path(f"{name}{chosen.suffix}")
+    out = out or Path(f"{name}{chosen.suffix}")
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
     return Outcome(plain, shown=words, wrote=[out], then=command("see", out, target=chosen.target))

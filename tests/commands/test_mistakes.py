@@ -346,6 +346,7 @@ CASES = {
     "to-coreai m.mlpackage x.mlpackage": "let it end in .aimodel",
     "draw m.mlpackage --out a.png": "name it .svg or .html; browsers open both",
     "example tiny --out a.txt": "let it end in .mlpackage",
+    "example tiny a.txt": "let it end in .mlpackage",
     "see m.mlpackage --rates bad.json": "is no table of rates.*write one with `anesurgery learn`",
     "learn bad.json": "is no recorded plan.*record one with `anesurgery measure`",
     "learn nothing.json": "cannot be read: No such file or directory$",

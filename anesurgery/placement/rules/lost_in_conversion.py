@@ -444,10 +444,13 @@ def divided_weight(op: Operation) -> str:
     rows, columns = {"conv_transpose": (1, 0), "matmul": (-1, -2)}.get(op.op_type, (0, 1))
     if op.op_type == "matmul" and flag(op, "transpose_y"):
         rows, columns = columns, rows
-    read = np.moveaxis(value, (rows, columns), (0, 1))[:, :MOST_COLUMNS]
-    size = np.abs(read.reshape(len(read), -1))
-    size = size[:, size.any(axis=0)]  # coremltools divides a column of zeros by 1
-    if size.shape[1] < FEWEST_COLUMNS or np.any(size.max(axis=0) != 1):
+    read = np.moveaxis(value, (rows, columns), (0, 1))
+    for some in (FEWEST_COLUMNS, MOST_COLUMNS):  # the first few tell nearly every weight apart
+        size = np.abs(read[:, :some].reshape(len(read), -1))
+        size = size[:, size.any(axis=0)]  # coremltools divides a column of zeros by 1
+        if np.any(size.max(axis=0, initial=0) != 1):
+            return ""
+    if size.shape[1] < FEWEST_COLUMNS:
         return ""
     is_single = np.mean(np.sum(size == 1, axis=0) == 1) > MOSTLY
     is_dense = np.mean(size > 0) > MOSTLY

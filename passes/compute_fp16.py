@@ -3,10 +3,11 @@
 Inputs and outputs keep their types, with casts at both ends; constants are stored as fp16. Each op is judged by
 its constants, by intervals that hold for every input, and by `ranges`: known ranges of values by name, either
 promised (`{"mask": (0, 1)}`) or observed (`{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`).
-Epsilons of norms below 1e-7 become 1e-7. A variance that fp16 cannot hold becomes 1, and gamma takes its root.
-Finite mask fills beyond fp16 become -3e4: the softmax still gives zeros, because scores stay above -2e4. The
-pass assumes that an input that only masks scores holds 0 and 1, and that a row masked by sums keeps some score;
-the notes of the surgery state these assumptions. Nested blocks stay as they are.
+Epsilons of norms below 1e-7 become 1e-7; a limit such as that of `x < 1e-10` becomes 6e-8, and not 0. A
+variance that fp16 cannot hold becomes 1, and gamma takes its root. Finite mask fills beyond fp16 become -3e4:
+the softmax still gives zeros, because scores stay above -2e4. The pass assumes that an input that only masks
+scores holds 0 and 1, and that a row masked by sums keeps some score; the notes of the surgery state these
+assumptions. Nested blocks stay as they are.
 
 Refuses when an op has a constant or a result above 65504 (which includes a constant mask that masks a whole row
 by sums), when a guard such as x + 1e-12 becomes zero (then the squares that it guards, the division, and all
@@ -34,6 +35,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.facts import half as half_facts
 from anesurgery.mil import any_symbolic, types, walk_ops
+from anesurgery.ops import COMPARISONS
 from anesurgery.rewriting.graph_edits import op_words
 from anesurgery.rewriting.passes import check_named
 from anesurgery.semantics.inference import set_type
@@ -151,6 +153,8 @@ class _Conversion:
             return value
         if op.op_type in half_facts.NORMS and name == "epsilon":
             return np.float16(max(an.number(value) or 0.0, EPSILON))
+        if op.op_type in COMPARISONS and an.producer(value, "const") is not None:
+            return _kept_from_0(an.constant(value))
         if value not in self.half:
             const = an.producer(value, "const")
             self.half[value] = (
@@ -183,6 +187,15 @@ class _Conversion:
         self.edits.remove([op])
         for old, new in takes_over if op.enclosing_block is None else ():
             self.edits.take_name(old, new)
+
+
+def _kept_from_0(limits: Any) -> an.Array:
+    """Return fp32 limits in fp16; `x < 1e-10` would never hold if the limit became 0."""
+    limits = np.asarray(limits, np.float32)
+    with np.errstate(over="ignore"):
+        half = limits.astype(np.float16)
+    least = np.copysign(an.fp16.LEAST, limits).astype(np.float16)
+    return np.where((half == 0) & (limits != 0), least, half)
 
 
 @an.example((1, 4))

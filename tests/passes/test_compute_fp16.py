@@ -167,6 +167,19 @@ def test_fills_and_epsilons_that_fp16_cannot_hold_are_replaced() -> None:
     assert_same_numbers(program, after, rtol=3e-3)
 
 
+@pytest.mark.parametrize("limit", [np.float32(1e-10), np.full(4, 1e-9, np.float32)], ids=["scalar", "row"])
+def test_a_limit_of_a_comparison_stays_above_0(limit: Any) -> None:
+    def body(x: Var) -> Var:
+        size = mb.abs(x=x)
+        return mb.real_div(x=x, y=mb.select(cond=mb.less(x=size, y=limit), a=np.float32(1), b=size))
+
+    after, _ = apply_pass(ComputeFp16(), program_of(body))
+    assert set(types_made(after).values()) == {"fp16", "bool"}
+    values = np.array([[0, 1, -2, 0], [3, 0, 5, -6]], np.float32)
+    (found,) = run(after, {"a": values}).values()
+    np.testing.assert_array_equal(found, np.sign(values))
+
+
 def test_a_scale_factor_stays_fp32_beside_a_value_in_fp16() -> None:
     def enlarged(a: Var) -> Var:
         factor = np.float32(2.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -164,21 +165,20 @@ class Ranges(Drawn):
         }
 
     def merge(self, *others: Ranges) -> Ranges:
-        """Join the results of several shares of a calibration set.
+        """Join the results of several shares of a calibration set, which may have taken different branches.
 
         Raises:
             SurgeryError: they are of different models or arithmetics.
         """
-        rows = list(self.rows)
+        rows = _numbered(self.rows)
         for part in others:
-            if part.arithmetic != self.arithmetic or [r.name for r in part.rows] != [r.name for r in rows]:
-                raise SurgeryError(
-                    "the results are of different models, arithmetics or branches; run them again"
-                )
-            rows = [a.joined(b) for a, b in zip(rows, part.rows, strict=True)]
+            more = _numbered(part.rows)
+            if part.arithmetic != self.arithmetic or not (more.keys() & rows.keys() or more == rows):
+                raise SurgeryError("the results are of different models or arithmetics; run them again")
+            rows |= {key: rows[key].joined(row) if key in rows else row for key, row in more.items()}
         samples = self.samples + sum(part.samples for part in others)
         unsound = dict.fromkeys(name for part in (self, *others) for name in part.unsound)
-        return Ranges(tuple(rows), samples, self.arithmetic, tuple(unsound))
+        return Ranges(tuple(rows.values()), samples, self.arithmetic, tuple(unsound))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Ranges:
@@ -196,6 +196,17 @@ class Ranges(Drawn):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def _numbered(rows: Iterable[OpRange]) -> dict[tuple[str, str, int], OpRange]:
+    """Return {(name, op type, how many such rows come before): row}; models of a pipeline may share names."""
+    seen = Counter[tuple[str, str]]()
+    numbered: dict[tuple[str, str, int], OpRange] = {}
+    for row in rows:
+        key = row.name, row.op_type
+        numbered[*key, seen[key]] = row
+        seen[key] += 1
+    return numbered
 
 
 @door("inputs", "seed")

@@ -161,6 +161,19 @@ def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
         Ranges.from_json(infinite)
 
 
+def test_shares_that_took_other_branches_merge_to_the_whole() -> None:
+    def build(x: Var) -> Var:
+        is_large = mb.squeeze(x=mb.greater(x=x, y=np.float16(4)), axes=[0], name="is_large")
+        yes, no = (lambda: mb.exp(x=x, name="exp")), (lambda: mb.add(x=x, y=np.float16(1), name="add"))
+        return mb.relu(x=mb.cond(pred=is_large, _true_fn=yes, _false_fn=no), name="y")
+
+    program, sets = program_of(build, 1), [{"x": np.array([value])} for value in (2.0, 40.0, 3.0)]
+    whole, parts = ane.ranges(program, sets), [ane.ranges(program, sets, shard=(n, 3)) for n in (1, 2, 3)]
+    merged = parts[0].merge(*parts[1:])
+    assert {row.name: str(row) for row in merged.rows} == {row.name: str(row) for row in whole.rows}
+    assert merged.samples == 3
+
+
 def quotient(x: Var) -> Var:
     over, under = mb.split(x=x, num_splits=2, axis=0)
     return mb.real_div(x=over, y=under, name="z")

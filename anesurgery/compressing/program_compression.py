@@ -40,7 +40,17 @@ from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError, Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
-from anesurgery.mil import Operation, Program, Var, is_compressed, is_weight, np_dtype, operands, static_shape
+from anesurgery.mil import (
+    Operation,
+    Program,
+    Var,
+    is_compressed,
+    is_weight,
+    np_dtype,
+    operands,
+    static_shape,
+    walk_ops,
+)
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
@@ -405,13 +415,12 @@ def _with_inputs(row: CompressedWeight, quantized: Sequence[Quantized] | None) -
 def weight_bytes(loaded: Loaded) -> int:
     """Return the bytes of the weights of a program; equal ones, which are stored once, count once."""
     sizes: dict[Any, int] = {}
-    for function in loaded.program.functions.values():
-        for op in function.operations:
-            for _, var in () if is_weight(op) else operands(op):
-                if is_compressed(var):
-                    sizes[_compressed_key(var)] = stored_bytes(var)
-                elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
-                    sizes[key_of(var)] = stored_bytes(var)
+    for op in walk_ops(loaded.program):
+        for _, var in () if is_weight(op) else operands(op):
+            if is_compressed(var):
+                sizes[_compressed_key(var)] = stored_bytes(var)
+            elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
+                sizes[key_of(var)] = stored_bytes(var)
     return sum(sizes.values())
 
 

@@ -14,9 +14,11 @@ from anesurgery.compressing.correcting import correct, find_candidates, form_byt
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.fitting import fit_form
+from anesurgery.compressing.program_compression import weight_bytes
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.forks import Fork
+from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
 
 RNG = np.random.default_rng(31)
@@ -175,3 +177,15 @@ def test_weights_take_the_bytes_that_are_asked_for() -> None:
         ane.compress(program, 4, max_bytes="5 B", **options)
     with pytest.raises(SurgeryError, match="bits=8, without mixed and max_bytes"):
         ane.compress(program, 8, max_bytes=4000, activations="max", **options)
+
+
+def test_weights_inside_a_branch_count() -> None:
+    weight = np.ones((64, 64), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        is_large = mb.greater(x=mb.reduce_max(x=x), y=np.float16(1))
+        yes, no = (lambda: mb.linear(x=x, weight=weight)), (lambda: mb.linear(x=x, weight=2 * weight))
+        return mb.cond(pred=is_large, _true_fn=yes, _false_fn=no)
+
+    assert weight_bytes(load(program)) > 2 * weight.nbytes

@@ -61,11 +61,13 @@ def late(constant: bool) -> Callable[[], Program]:
     return build
 
 
-def vocoder(phase: bool) -> Callable[[], Program]:
+def vocoder(phase: bool, doublings: int = 0) -> Callable[[], Program]:
     """Magnitudes times the cosine and sine of phases, or of plain numbers, and a transposed convolution."""
 
     def body(x: Var) -> Var:
         size, angle = mb.exp(x=x), mb.tanh(x=x)
+        for _ in range(doublings):  # a walk that forgot where it was would take 2 ** doublings steps
+            size = mb.add(x=size, y=size)
         parts = [mb.mul(x=size, y=f(x=angle) if phase else angle) for f in (mb.cos, mb.sin)]
         return mb.conv_transpose(x=mb.concat(values=parts, axis=1), weight=half(16, 1, 20), strides=[5])
 
@@ -93,6 +95,7 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "one block": (norms(2), "M5 Max/macOS 27", ""),
     "a waveform on an M5": (vocoder(True), "M5/macOS 26", "crash-waveform"),
     "a waveform on an iPhone 17": (vocoder(True), "iPhone 17/iOS 27", "crash-waveform"),
+    "plain numbers, doubled": (vocoder(False, 64), "M5/macOS 26", ""),
     "a waveform on an M1": (vocoder(True), "M1/macOS 26", ""),
     "a waveform on macOS 27": (vocoder(True), "M5/macOS 27", ""),
     "no phases": (vocoder(False), "M5/macOS 26", ""),

@@ -256,13 +256,16 @@ def _waveforms(ops: list[Operation]) -> Messages:
 
 def _reads_phases(op: Operation) -> bool:
     """Is it a transposed convolution of sines or cosines, apart from products, concats and moves?"""
-    pending = [op.x] if op.op_type == "conv_transpose" else []
+    pending, seen = [op.x.op] if op.op_type == "conv_transpose" else [], set[Operation | None]()
     while pending:
-        source = pending.pop().op
-        if source is not None and source.op_type in ("sin", "cos"):
+        source = pending.pop()
+        if source is None or source in seen:
+            continue
+        if source.op_type in ("sin", "cos"):
             return True
-        if source is not None and source.op_type in _JOINING:
-            pending += [v for _, v in operands(source)]
+        seen.add(source)
+        if source.op_type in _JOINING:
+            pending += [v.op for _, v in operands(source)]
     return False
 
 

@@ -65,6 +65,7 @@ def test_a_place_is_refused_before_the_work(package: Path, tmp_path: Path, place
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.mlpackage"]
 
 
+@pytest.mark.slow
 def test_a_build_writes_either_or_both_and_chat_reads_either(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint")
     how: dict[str, Any] = {"context": 24, "prefill": 4, "quiet": True}

@@ -41,7 +41,12 @@ def agrees(model: Any, path: Path) -> None:
         assert error <= np.abs(wanted).max() * 10 ** (-PSNR / 20), name
 
 
-@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"gpt2", "llama", "whisper"}))
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "unet")]
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(set(EXAMPLES) - {"gpt2", "llama", "whisper", "bert", "unet"}), *LARGE]
+)
 def test_an_example_means_the_same(name: str, tmp_path: Path) -> None:
     model = ane.example(name, tmp_path / f"model{EXAMPLES[name].suffix}")
     agrees(ane.upgrade(model) if model.suffix == ".mlmodel" else model, tmp_path / "model.aimodel")

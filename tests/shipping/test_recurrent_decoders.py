@@ -192,6 +192,7 @@ def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
     }
 
 
+@pytest.mark.slow
 def test_a_build_that_forgets_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

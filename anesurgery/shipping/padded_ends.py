@@ -57,8 +57,17 @@ class End:
         """Whether they are all exactly 0."""
         return not self.loose and self.low == self.high == 0
 
+    @property
+    def is_large(self) -> bool:
+        """Whether they may be as large as what hides, so that a number computed from them may outweigh it."""
+        return max(-self.low, self.high) >= -MASKED
+
 
 UNKNOWN = End(0.0, 0.0, loose=True)
+WIDE = End(-math.inf, math.inf, loose=True)
+"""The end of what is computed from numbers that hide, in a way that is not followed."""
+ORDINARY = names("softmax scaled_dot_product_attention sigmoid tanh erf softsign sin cos layer_norm")
+"""Ops whose results are ordinary numbers, whatever they read. May lack ops."""
 EITHER = End(0.0, 1.0)
 """The end of a boolean of which nothing is known."""
 

@@ -210,7 +210,18 @@ def counted_too(x: Var) -> Any:
     return mb.relu(x=x, name="y"), mb.mod(x=counted(x), y=np.int32(3), name="left")
 
 
+def less(x: Var, other: Var) -> Any:
+    """A softmax over the length of what is larger than 0 where the input hides."""
+    return mb.softmax(x=mb.sub(x=x, y=other), axis=1, name="y")
+
+
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "a mask less its sum": (lambda x: less(x, mb.reduce_sum(x=x, axes=[2], keep_dims=True)), "no mask hides"),
+    "a mask less what went before": (lambda x: less(x, mb.cumsum(x=x, axis=1)), "no mask hides"),
+    "a mask less a product": (
+        lambda x: less(x, mb.linear(x=x, weight=np.eye(4, dtype=np.float32) * 2)),
+        "no mask hides",
+    ),
     "windows that are cut at the beginning": (lambda x: chomped(x, 4, 4), "conv"),
     "windows that are cut in part": (lambda x: chomped(x, 4, 2), "conv"),
     "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond the end"),

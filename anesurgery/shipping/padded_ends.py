@@ -118,8 +118,10 @@ def _product(x: End, y: End) -> End:
         loose, factor = (x, y) if x.loose else (y, x)
         if factor.loose or factor.low != factor.high:
             return UNKNOWN
-        ends = sorted((loose.low * factor.low, loose.high * factor.low))
-        return End(ends[0], ends[1], loose=True)
+        low, high = sorted((loose.low * factor.low, loose.high * factor.low))
+        product = End(low, high, loose=True)
+        # the unknown number grows by the factor too, and may then outweigh what hides
+        return WIDE if factor.is_large or (product.is_large and not loose.is_large) else product
     ends = [0.0 if 0 in (a, b) else a * b for a in (x.low, x.high) for b in (y.low, y.high)]
     return End(min(ends), max(ends))
 

@@ -242,6 +242,22 @@ WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("factors", [(-1e4,), (-100.0, 100.0)])
+def test_an_unknown_number_times_a_large_one_hides_nothing(factors: tuple[float, ...]) -> None:
+    """1 less how many positions came before, times -10,000, is no mask: it is 0 at the first, and rises."""
+    n = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, n, 4)), mb.TensorSpec((1, n, 1))], opset_version=ct.target.iOS18)
+    def program(x: Var, mask: Var) -> Any:
+        bias = mb.sub(x=np.float32(1), y=mb.cumsum(x=mask, axis=1))
+        for factor in factors:
+            bias = mb.mul(x=bias, y=np.float32(factor))
+        return mb.softmax(x=mb.add(x=x, y=bias), axis=1, name="y")
+
+    sized = ane.sizes(program, {"x": STEPS, "mask": [(1, 5, 1), (1, 9, 1)]})
+    assert "no mask hides" in sized.padding.why_not
+
+
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("case", WRONG)
 def test_what_reads_across_is_refused(case: str, tmp_path: Path) -> None:

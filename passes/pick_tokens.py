@@ -96,7 +96,9 @@ class PickTokens(Pass):
             if head.shape[-1] < self.k:
                 return Refusal(f"%{head.name} has {head.shape[-1]} words, fewer than k={self.k}", head.op)
             if self.factor > float(np.finfo(an.np_dtype(head)).max):
-                return Refusal(f"%{head.name} times {self.factor:g}, by cap and temperature, overflows", head.op)
+                return Refusal(
+                    f"%{head.name} times {self.factor:g}, by cap and temperature, overflows", head.op
+                )
             if drawn := [op for op in dependence.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
                 return Refusal(f"%{head.name} is drawn at random, and is another in each run", drawn[0])
         return None
@@ -105,7 +107,8 @@ class PickTokens(Pass):
         """Return the output with the most words, or the one that is named."""
         floats = [v for v in function.outputs if self.output is None or v.name == self.output]
         words = {v: (v.shape or (1,))[-1] for v in floats if an.np_dtype(v).kind == "f"}
-        return max((v for v, n in words.items() if isinstance(n, int) and n > 1), key=words.get, default=None)
+        heads = [v for v, count in words.items() if isinstance(count, int) and count > 1]
+        return max(heads, key=lambda v: words[v], default=None)
 
     def run(self, program: Program, session: Session) -> None:
         """Edit all functions alike."""

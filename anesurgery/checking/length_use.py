@@ -276,7 +276,7 @@ SMOOTH_OPS = ANGLE_OPS | names(
 APART_OPS = (SMOOTH_OPS | SHAPE_CARRIERS | SHAPE_OPS | LOGICAL) | names(
     "fill tile slice_by_size logical_not reverse reduce_sum reduce_mean reduce_prod"
 )
-"""Ops whose result neither jumps nor has a kink where a number that they read meets another one. May lack ops."""
+"""Ops whose result neither jumps nor bends where a number that they read meets another one. May lack ops."""
 
 
 def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:

@@ -371,9 +371,7 @@ MEETING: dict[str, tuple[Callable[[Any, Var, Var], Any], bool]] = {
     "which one is larger": (lambda b, x, z: b.reduce_argmax(x=with_0(b, x, z), axis=0), True),
     "the order of both": (lambda b, x, z: b.argsort(x=with_0(b, x, z), axis=0), True),
     "a difference that is looked up": (
-        lambda b, x, z: b.one_hot(
-            indices=b.expand_dims(x=longer(b, x, z), axes=[0]), one_hot_vector_size=i(3)
-        ),
+        lambda b, x, z: b.one_hot(indices=b.expand_dims(x=longer(b, x, z), axes=[0]), one_hot_vector_size=i(3)),
         True,
     ),
     "from one to the other": (lambda b, x, z: b.range_1d(start=count(b, x), end=count(b, z), step=i(1)), True),

@@ -24,8 +24,8 @@ computed. `output` names the logits, by default the widest output. `anesurgery.g
 hold the likeliest token of each part and its logit, with the parts on the last axis, and the caller takes the
 best; the row of the whole vocabulary is never joined. A head that was not cut has one part.
 
-Refuses when no output holds floats for more than one word, when there are fewer words than `k`, and when the
-logits are random numbers.
+Refuses when no output holds floats for more than one word, when there are fewer words than `k`, when
+`cap / temperature` overflows, and when the logits are random numbers.
 
 Why it helps: the model returns a few numbers instead of a row for each word of the vocabulary. The search
 itself stays on the CPU, since its index is int32 (measured, M4, macOS 27.0.1, by
@@ -74,6 +74,11 @@ class PickTokens(Pass):
         if self.each_part and self.k > 1:
             raise PassError(f"{self.name}: each part gives one token; each_part=True takes no k")
 
+    @property
+    def factor(self) -> float:
+        """What the likeliest logits, bent below `cap` if there is one, are multiplied by."""
+        return (self.cap or 1.0) / self.temperature
+
     def requires(self, program: Program) -> Refusal | None:
         """Refuse programs without logits for enough words.
 
@@ -90,6 +95,10 @@ class PickTokens(Pass):
                 return Refusal(f"no output holds logits: {', '.join(outputs)}")
             if head.shape[-1] < self.k:
                 return Refusal(f"%{head.name} has {head.shape[-1]} words, fewer than k={self.k}", head.op)
+            if self.factor > float(np.finfo(an.np_dtype(head)).max):
+                return Refusal(
+                    f"%{head.name} times {self.factor:g}, by cap and temperature, overflows", head.op
+                )
             if drawn := [op for op in dependence.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
                 return Refusal(f"%{head.name} is drawn at random, and is another in each run", drawn[0])
         return None
@@ -97,8 +106,9 @@ class PickTokens(Pass):
     def logits(self, function: an.Function) -> Var | None:
         """Return the output with the most words, or the one that is named."""
         floats = [v for v in function.outputs if self.output is None or v.name == self.output]
-        floats = [v for v in floats if an.np_dtype(v).kind == "f" and (an.static_shape(v) or (1,))[-1] > 1]
-        return max(floats, key=lambda v: int(v.shape[-1]), default=None)
+        words = {v: (v.shape or (1,))[-1] for v in floats if an.np_dtype(v).kind == "f"}
+        heads = [v for v, count in words.items() if isinstance(count, int) and count > 1]
+        return max(heads, key=lambda v: words[v], default=None)
 
     def run(self, program: Program, session: Session) -> None:
         """Edit all functions alike."""
@@ -129,8 +139,7 @@ class PickTokens(Pass):
         kind = an.np_dtype(logits).type
         if self.cap is not None:
             values = mb.tanh(x=mb.mul(x=values, y=kind(1 / self.cap)))
-        factor = (self.cap or 1.0) / self.temperature
-        values = mb.mul(x=values, y=kind(factor), name=TOP_VALUES)
+        values = mb.mul(x=values, y=kind(self.factor), name=TOP_VALUES)
         return [values, mb.identity(x=tokens, name=TOP_TOKENS)]
 
     def expected(self, outputs: an.Values, name: str, sizes: Sequence[int]) -> an.Values:
@@ -160,9 +169,9 @@ def _parts(logits: Var) -> list[Var]:
     op = logits.op
     while op is not None and op.op_type in ("cast", "identity"):
         op = op.x.op
-    if op is None or op.op_type != "concat" or int(an.constant(op.axis)) not in (-1, logits.rank - 1):
+    if op is None or op.op_type != "concat" or an.flag(op, "interleave"):
         return [logits]
-    return list(op.inputs["values"])
+    return list(op.inputs["values"]) if an.reading.axis_of(op) == logits.rank - 1 else [logits]
 
 
 def _of_parts(mb: Builder, parts: Sequence[Var]) -> list[Var]:

@@ -221,6 +221,9 @@ def _times_contained(op: Operation, read: Sequence[Var], numbers: Numbers, *, te
     The sum of a length s and s - 1 contains s twice: {s: (2, 2)}.
     """
     symbolic = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
+    in_operands = {d for v in read if v in numbers for d in numbers[v].times}
+    if not (tells_length or in_operands.issuperset(symbolic)):  # coremltools' name for a value, not a size
+        symbolic = []
     if symbolic and op.outputs[0].rank == 0 and symbolic[0].is_Symbol:
         return {symbolic[0]: (1, 1)}  # coremltools says that the value is this length
     if symbolic:  # each element may be one of these sizes
@@ -266,20 +269,24 @@ def _offsets(op: Operation) -> list[int]:
     return [abs(n) for n in whole if n]
 
 
-TURNING_OPS = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
-"""Ops whose result jumps or has a kink where a number that they read meets another one. Must be complete."""
-
-
-def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
-    """Return the sizes whose numbers an op compares."""
-    read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in TURNING_OPS else []
-    return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
-
-
 SMOOTH_OPS = ANGLE_OPS | names(
     "add sub mul real_div exp identity select concat stack transpose expand_dims squeeze matmul linear cast"
 )
 """Ops that do the same whatever number they read. May lack ops."""
+APART_OPS = (SMOOTH_OPS | SHAPE_CARRIERS | SHAPE_OPS | LOGICAL) | names(
+    "fill tile slice_by_size logical_not reverse reduce_sum reduce_mean reduce_prod"
+)
+"""Ops whose result neither jumps nor bends where a number that they read meets another one. May lack ops."""
+
+
+def _compared_sizes(op: Operation, numbers: Numbers) -> set[Any]:
+    """Return the sizes whose numbers an op compares."""
+    to_boolean = op.op_type == "cast" and np_dtype(op.outputs[0]).kind == "b"  # compares with 0
+    is_apart = op.op_type in APART_OPS and not to_boolean
+    # a range compares its two ends only
+    is_apart |= op.op_type == "range_1d" and not (op.start in numbers and op.end in numbers)
+    read = [] if is_apart else [numbers[v] for v in reads(op) if v in numbers]
+    return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
 
 
 def _scales(op: Operation, numbers: Numbers) -> bool:

@@ -228,12 +228,10 @@ def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
     if bound:
         return _compute_keep(chain, bound, shifted)
     ends = chain.ops[-1].outputs if chain.ops else chain.masks
-    ops_key = fingerprint((), slice_back(ends, {chain.scores}), ())
-    operands_key = (
-        tuple(map(chain.masks.index, chain.masks)),  # which of the masks are one value
-        tuple(map(type_text, (chain.scores, *chain.masks))),
-    )
-    key = ops_key, operands_key, chain.size, shifted
+    masks = [
+        (mask, mask) for mask in chain.masks
+    ]  # one that no op reads, in fused attention, is in no op's key
+    key = fingerprint(masks, slice_back(ends, {chain.scores}), ()), type_text(chain.scores), chain.size, shifted
     if key not in _STATIC_MASKS:
         if len(_STATIC_MASKS) >= MOST_CACHED:
             del _STATIC_MASKS[next(iter(_STATIC_MASKS))]

@@ -2,8 +2,8 @@
 
 An output of one model becomes the value that later models read as the input of that name. Values keep their
 names where these are free; if two models compute values of one name, such as a mask, the later gets another
-name. A value that a model reads in another dtype is cast. Where an fp16 value passes between models as fp32,
-the two casts are left out: they change nothing.
+name. Inputs and outputs of the whole keep theirs. A value that a model reads in another dtype is cast. Where an
+fp16 value passes between models as fp32, the two casts are left out: they change nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,17 @@ def join(models: ModelSequence, outputs: Sequence[str]) -> Program:
     """
     weights = InMemoryWeights()
     joined_spec = proto.MIL_pb2.Program(version=1)
-    joiner = _FunctionJoiner(joined_spec.functions["main"])
-    for part in models.parts:
-        name = default_function(part)
-        joiner.add(to_proto(part.program, part.version, weights.store).functions[name])
+    parts = [
+        to_proto(part.program, part.version, weights.store).functions[default_function(part)]
+        for part in models.parts
+    ]
+    names, between = set(outputs), set[str]()
+    for part in parts:
+        names |= {value.name for value in part.inputs} - between
+        between |= set(part.block_specializations[part.opset].outputs)
+    joiner = _FunctionJoiner(joined_spec.functions["main"], names)
+    for part in parts:
+        joiner.add(part)
     joiner.finish(outputs)
     version = max(part.version for part in models.parts)
     return from_proto(joined_spec, version, weights.read, "the chain")
@@ -82,10 +89,11 @@ def default_function(part: Loaded) -> str:
 class _FunctionJoiner:
     """Appends the ops of one model after another to a function protobuf."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, reserved: set[str]) -> None:
         self._function = function
         self._block: Any = None
-        self._taken: set[str] = set()
+        self._taken = reserved
+        """Names that no further value may have: those of inputs and outputs, and of values that are there."""
         self._known: dict[str, str] = {}
         """Name of a value between the models -> its name in the joined function."""
         self._halves: set[str] = set()
@@ -107,10 +115,9 @@ class _FunctionJoiner:
         names: dict[str, str] = {}
         for value in part.inputs:
             if value.name not in self._known:
-                self._known[value.name] = self._free(value.name)
+                self._known[value.name] = value.name
                 self._function.inputs.add().CopyFrom(value)
-                self._function.inputs[-1].name = self._known[value.name]
-                self._types[self._known[value.name]] = value.type
+                self._types[value.name] = value.type
             names[value.name] = self._as_type(self._known[value.name], value.type)
         block = part.block_specializations[part.opset]
         for name in _result_names(block):
@@ -125,11 +132,21 @@ class _FunctionJoiner:
         self._known |= {name: names[name] for name in block.outputs}
 
     def finish(self, outputs: Sequence[str]) -> None:
-        """Set the outputs of the joined function."""
+        """Set the outputs of the joined function, whose values get their names.
+
+        Raises:
+            LoadError: no model makes one of them, or two of them are one value.
+        """
+        inputs = {value.name for value in self._function.inputs}
+        names = {name: name for name in self._taken}
         for name in outputs:
-            if self._known.get(name) != name:
-                raise LoadError(f"the chain does not give {name!r} under its name; cut the model again")
+            value = self._known.get(name)
+            if value is None or value in inputs or names[value] != value:
+                raise LoadError(f"the chain gives no {name!r} of its own; cut the model again")
+            names[value] = name
             self._block.outputs.append(name)
+        for op in self._block.operations:
+            _rename(op, names)
 
     def _original_half(self, op: Any, names: dict[str, str]) -> str | None:
         """Return the fp16 value that an op casts back to from fp32; None for other ops."""

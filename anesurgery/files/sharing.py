@@ -50,9 +50,16 @@ class Workers:
         return self.executor is None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Submit a call of an importable function; without an executor it runs at once."""
+        """Submit a call of an importable function; without an executor it runs at once.
+
+        Raises:
+            SurgeryError: a process ended already.
+        """
         if self.executor is not None:
-            return self.executor.submit(_run_with_threads, _thread_count(), function, arguments)
+            try:
+                return self.executor.submit(_run_with_threads, _thread_count(), function, arguments)
+            except BrokenProcessPool as error:
+                raise SurgeryError(ENDED) from error
         done: Future[Any] = Future()
         done.set_result(function(*arguments))
         return done
@@ -103,10 +110,8 @@ def workers(jobs: int = 1, scheduler: Any = None) -> Iterator[Workers]:
             or it has no workers, or these have other versions.
     """
     if jobs < 1 or (jobs > 1 and scheduler is not None):
-        words = (
-            f"jobs={jobs}; it may be 1 or more" if jobs < 1 else "jobs= is of this machine, scheduler= of Dask"
-        )
-        raise SurgeryError(words if jobs < 1 else f"{words}; give one of them")
+        both = "jobs= is of this machine, scheduler= of Dask; give one of them"
+        raise SurgeryError(f"jobs={jobs}; it may be 1 or more" if jobs < 1 else both)
     if scheduler is not None:
         with _client(scheduler) as client:
             yield Workers(client.get_executor(pure=False), _worker_slots(client), local=False)

@@ -223,8 +223,8 @@ class WeightFile:
         if not array.flags.c_contiguous:
             return None
         if (unpacked := self._unpacked.get(array.ctypes.data)) is not None:
-            packed_blob, original = unpacked[0], unpacked[1]()
-            if original is not None and (array is original or array.base is original):
+            packed_blob, original = unpacked
+            if array is original():
                 return packed_blob
         blob = self._blobs.get(array.ctypes.data)
         return blob if blob is not None and blob.size == array.nbytes else None

@@ -228,7 +228,7 @@ def exchange(op: Operation) -> tuple[Var, Array] | None:
     axis, whole = axis_of(op), static_shape(op.outputs[0])
     parts: Sequence[tuple[Var, AxisSlice, float] | None] = [signed_part(v, axis) for v in op.values]
     source = parts[0][0] if parts and parts[0] is not None else None
-    if source is None or any(p is None or p[0] is not source for p in parts):
+    if source is None or any(p is None or p[0] is not source for p in parts) or flag(op, "interleave"):
         return None
     if whole is None or static_shape(source) != whole:
         return None

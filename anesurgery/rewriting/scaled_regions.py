@@ -32,6 +32,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     is_symbolic,
+    nested_ops,
     np_dtype,
     operands,
     producer,
@@ -211,6 +212,7 @@ class ScaledRegions:
                 if var in self.wanted:
                     self.enter(var, self.wanted[var])
             for op in list(self.function.operations):
+                self.restore_in_blocks(op)
                 read = [v for _, v in operands(op) if self.exponents.get(v)]
                 if read or any(v in self.wanted for v in op.outputs):
                     self.edit(op)
@@ -279,6 +281,13 @@ class ScaledRegions:
             elif isinstance(value, Var) and self.exponents.get(value):
                 changed[name] = self.unscaled(value, op)
         op.set_inputs(no_check_var_types=True, **changed)
+
+    def restore_in_blocks(self, op: Operation) -> None:
+        """Let the blocks of an op, such as branches, read and return values multiplied back."""
+        for inner in nested_ops(op):
+            self.restore_operands(inner)
+        for block in (block for inner in (op, *nested_ops(op)) for block in inner.blocks):
+            block.set_outputs([self.unscaled(v, op) for v in block.outputs])
 
     def unscaled(self, var: Var, reader: Operation | None) -> Var:
         """Return a value multiplied back; of one that overflows then, note a refusal."""

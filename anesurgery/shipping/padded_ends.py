@@ -57,8 +57,17 @@ class End:
         """Whether they are all exactly 0."""
         return not self.loose and self.low == self.high == 0
 
+    @property
+    def is_large(self) -> bool:
+        """Whether they may be as large as what hides, so that a number computed from them may outweigh it."""
+        return max(-self.low, self.high) >= -MASKED
+
 
 UNKNOWN = End(0.0, 0.0, loose=True)
+WIDE = End(-math.inf, math.inf, loose=True)
+"""The end of what is computed from numbers that hide, in a way that is not followed."""
+ORDINARY = names("softmax scaled_dot_product_attention sigmoid tanh erf softsign sin cos layer_norm")
+"""Ops whose results are ordinary numbers, whatever they read. May lack ops."""
 EITHER = End(0.0, 1.0)
 """The end of a boolean of which nothing is known."""
 
@@ -109,8 +118,10 @@ def _product(x: End, y: End) -> End:
         loose, factor = (x, y) if x.loose else (y, x)
         if factor.loose or factor.low != factor.high:
             return UNKNOWN
-        ends = sorted((loose.low * factor.low, loose.high * factor.low))
-        return End(ends[0], ends[1], loose=True)
+        low, high = sorted((loose.low * factor.low, loose.high * factor.low))
+        product = End(low, high, loose=True)
+        # the unknown number grows by the factor too, and may then outweigh what hides
+        return WIDE if factor.is_large or (product.is_large and not loose.is_large) else product
     ends = [0.0 if 0 in (a, b) else a * b for a in (x.low, x.high) for b in (y.low, y.high)]
     return End(min(ends), max(ends))
 

@@ -40,8 +40,10 @@ from anesurgery.semantics.reading import each_axis, ints, sliced
 from anesurgery.semantics.rows import CONTRACTED, PlacedOperands, places_of, reshape_axes
 from anesurgery.shipping.padded_ends import (
     DEEPEST,
+    ORDINARY,
     TABLE,
     UNKNOWN,
+    WIDE,
     End,
     begins_at_zero,
     end_of_constant,
@@ -293,7 +295,7 @@ class _Walk:
         One position of a result stands for as many input positions as one of the operand, times the stride.
         """
         read = {self.share(v, self.values[v].axes) for v in self._operands_of_length(op) if self.values[v].axes}
-        stride = self._stride(op)
+        stride, rows = self._stride(op), self._with_wide_ends(op, rows)
         for var in op.outputs[:1] if op.op_type in RECURRENT else op.outputs:
             share = self.share(var, rows.axes) if rows.axes else 1
             fits = share is not None and (not rows.axes or not read or read == {share / stride})
@@ -301,6 +303,14 @@ class _Walk:
                 return Refusal(f"{op.op_type} changes the length of the axis", op)
             self.values[var] = self._with_table(var, rows)
         return None
+
+    def _with_wide_ends(self, op: Operation, rows: PaddedValue) -> PaddedValue:
+        """Widen the unknown ends of a result that is computed from numbers as large as those that hide."""
+        read = (end for v in self._operands_of_length(op) for end in self.values[v].ends.values())
+        if op.op_type in ORDINARY or not any(end.is_large for end in read):
+            return rows
+        ends = {a: rows.ends.get(a, UNKNOWN) for a in rows.axes}
+        return replace(rows, ends={a: WIDE if end == UNKNOWN else end for a, end in ends.items()})
 
     def _operands_of_length(self, op: Operation) -> list[Var]:
         """Return the operands that have an axis of the length."""

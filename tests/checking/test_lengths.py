@@ -356,6 +356,46 @@ def test_how_ops_use_a_length(name: str) -> None:
     assert use_of([program.functions["main"].operations]).kind is use
 
 
+def longer(b: Any, x: Var, z: Var) -> Any:
+    """By how much, less 3, one input is longer than the other."""
+    return b.add(x=b.sub(x=count(b, z), y=count(b, x)), y=i(-3))
+
+
+def with_0(b: Any, x: Var, z: Var) -> Any:
+    return b.cast(x=b.stack(values=[i(0), longer(b, x, z)], axis=0), dtype="fp32")
+
+
+MEETING: dict[str, tuple[Callable[[Any, Var, Var], Any], bool]] = {
+    "a difference as a boolean": (lambda b, x, z: b.cast(x=longer(b, x, z), dtype="bool"), True),
+    "the larger one": (lambda b, x, z: b.reduce_max(x=with_0(b, x, z)), True),
+    "which one is larger": (lambda b, x, z: b.reduce_argmax(x=with_0(b, x, z), axis=0), True),
+    "the order of both": (lambda b, x, z: b.argsort(x=with_0(b, x, z), axis=0), True),
+    "a difference that is looked up": (
+        lambda b, x, z: b.one_hot(indices=b.expand_dims(x=longer(b, x, z), axes=[0]), one_hot_vector_size=i(3)),
+        True,
+    ),
+    "from one to the other": (lambda b, x, z: b.range_1d(start=count(b, x), end=count(b, z), step=i(1)), True),
+    "places of one": (lambda b, x, z: b.mul(x=places(b, x), y=count(b, z)), False),
+    "a square of both": (
+        lambda b, x, z: b.fill(shape=b.stack(values=[count(b, x), count(b, z)], axis=0), value=f(1)),
+        False,
+    ),
+}
+"""What is computed of the lengths of two inputs, and whether these are compared."""
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_two_lengths_that_meet_are_compared(name: str) -> None:
+    body, joint = MEETING[name]
+    specs = [mb.TensorSpec((1, get_new_symbol(), 2)) for _ in range(2)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, z: Var) -> Any:
+        return body(mb, x, z)
+
+    assert use_of([program.functions["main"].operations]).joint is joint
+
+
 def test_the_lengths_of_several_inputs_are_declared() -> None:
     """A range of each; or a list, of which the shapes of one place go together."""
     s, t = get_new_symbol(), get_new_symbol()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +158,12 @@ def test_results_come_in_their_order() -> None:
 def test_a_process_that_ended_is_said() -> None:
     """What a pool says of it is no word that helps."""
 
-    class Ended:
-        def result(self) -> None:
-            raise BrokenProcessPool("A child process terminated abruptly")
-
-    with pytest.raises(SurgeryError, match="not enough memory"):
-        sharing.result(Ended())  # type: ignore[arg-type]
+    with workers(2) as pool:
+        first = pool.submit(os._exit, 1)
+        with pytest.raises(SurgeryError, match="not enough memory"):
+            sharing.result(first)
+        with pytest.raises(SurgeryError, match="not enough memory"):
+            pool.submit(math.sqrt, 4.0)
     assert Workers().count == 1
 
 

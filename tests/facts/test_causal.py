@@ -10,7 +10,7 @@ import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.facts.masks import against_causal, is_decoder
-from anesurgery.mil import Program, Var, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.placement.rules.numeric import RULES
 from anesurgery.placement.target import Target
@@ -107,6 +107,21 @@ def test_a_bias_in_the_constant_of_a_mask_leaves_it_causal(bias: float, causal: 
     given = np.where(BELOW, bias * np.linspace(0, 1, N), -1e4).astype(np.float16)
     program = attention(lambda s: mb.add(x=s, y=given))
     assert is_decoder(program.functions["main"]) == causal
+
+
+def fused(keep: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, N, 4))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=keep)
+
+    return program
+
+
+def test_masks_that_only_fused_attention_reads_are_told_apart() -> None:
+    """Masks of one shape in models that are read one after the other; the first answer is cached."""
+    asked = {"below": BELOW, "above": ~BELOW, "all": np.ones_like(BELOW), "again": BELOW}
+    found = {name: is_decoder(fused(keep).functions["main"]) for name, keep in asked.items()}
+    assert found == {"below": True, "above": False, "all": False, "again": True}
 
 
 def test_a_triangle_that_no_attention_reads_makes_no_decoder() -> None:

@@ -13,6 +13,7 @@ import torch
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.interpret import TABLE, Evaluator, Executable, Listener, run
 from anesurgery.interpret.arithmetic.precision import narrows
+from anesurgery.interpret.ops.tensor import list_write
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types
@@ -329,3 +330,10 @@ def test_a_cast_to_fewer_bits_of_a_float_narrows() -> None:
 
     program = mb.program(input_specs=[mb.TensorSpec((2,))], opset_version=ct.target.iOS17)(casts)
     assert [narrows(v.op) for v in program.functions["main"].outputs] == [True] + [False] * 8
+
+
+def test_a_list_is_written_from_its_end_as_it_is_read() -> None:
+    numbers = [torch.tensor(n) for n in range(3)]
+    assert list_write(numbers, torch.tensor(-1), torch.tensor(9)) == [0, 1, 9]
+    with pytest.raises(InterpretError, match="index -4 on axis 0 of 3"):
+        list_write(numbers, torch.tensor(-4), torch.tensor(9))

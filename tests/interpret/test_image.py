@@ -153,6 +153,26 @@ def test_resize_nearest_neighbor(size: tuple[int, int]) -> None:
     np.testing.assert_array_equal(found, X[..., rows, :][..., columns])
 
 
+@pytest.mark.parametrize("count", [41, 49, 94, 123])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_places_are_exact(size: int, count: int) -> None:
+    """Places of fp32 are a little before a pixel at these sizes, and take the one before it."""
+    x, at = X[:, :, :1].repeat(2, axis=-1)[..., :size], np.arange(count)
+    found = call("resize_nearest_neighbor", x=x, target_size_height=1, target_size_width=count)
+    np.testing.assert_array_equal(found, x[..., (2 * at + 1) * size // (2 * count)])
+    found = call("upsample_nearest_neighbor", x=x, scale_factor_height=1, scale_factor_width=count)
+    np.testing.assert_array_equal(found, x.repeat(count, axis=-1))
+
+
+def test_a_wide_image_is_interpolated_between_the_right_places() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 1, 1, 2000)).astype(np.float32)
+    sizes = {"target_size_height": 1, "target_size_width": 3001}
+    found = call("resize_bilinear", x=x, **sizes, sampling_mode="STRICT_ALIGN_CORNERS")
+    np.testing.assert_allclose(
+        found[0, 0, 0], np.interp(np.arange(3001) * 1999 / 3000, np.arange(2000), x[0, 0, 0]), atol=1e-6
+    )
+
+
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("nearest", [True, False])

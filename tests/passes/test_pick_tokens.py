@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 from decoders import Decoder, cached
 from pass_cases import refuses, table
 
@@ -47,8 +48,8 @@ def test_the_whole_chain_is_compared(options: Any) -> None:
     assert surgery.proof.ok
 
 
-def head(words: int = 6) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4))], opset_version=ct.target.iOS18)
+def head(words: int = 6, length: Any = 2) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, length, 4))], opset_version=ct.target.iOS18)
     def program(x: Var) -> Any:
         weight = np.random.default_rng(0).standard_normal((words, 4)).astype(np.float32)
         return mb.linear(x=x, weight=weight, name="logits"), mb.relu(x=x, name="hidden")
@@ -87,8 +88,30 @@ def test_each_part_of_a_head_gives_its_likeliest_token() -> None:
             generate(after, [3, 1, 4], 2, sampler)
 
 
+def test_words_that_interleave_are_one_part() -> None:
+    parts = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        return mb.concat(values=[mb.linear(x=x, weight=w) for w in parts], axis=-1, interleave=True)
+
+    after, _ = apply_pass(PickTokens(each_part=True), program)
+    x = np.random.default_rng(1).standard_normal((1, 2, 4)).astype(np.float32)
+    (logits,) = ane.run(program, {"x": x}).values()
+    np.testing.assert_array_equal(ane.run(after, {"x": x})["part_tokens"], np.argmax(logits, -1)[..., None])
+
+
+def test_rows_of_dynamic_length() -> None:
+    after, _ = apply_pass(PickTokens(), head(length=get_new_symbol()))
+    x = np.random.default_rng(1).standard_normal((1, 5, 4)).astype(np.float32)
+    logits = ane.run(head(length=5), {"x": x})["logits"]
+    np.testing.assert_array_equal(ane.run(after, {"x": x})["tokens"], np.argmax(logits, -1))
+
+
 def test_refusals() -> None:
     assert_refuses(PickTokens(k=7), head(), "%logits has 6 words, fewer than k=7")
+    words = "%logits times 3e+39, by cap and temperature, overflows"
+    assert_refuses(PickTokens(k=2, cap=30.0, temperature=1e-38), head(), words)
 
     numbers = mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS18)(
         lambda x: mb.add(x=x, y=1, name="y")

@@ -184,7 +184,18 @@ def parts_in_their_order_are_no_exchange() -> Program:
     return program
 
 
-test_cases, test_surroundings = table(RotaryTables(), stays(parts_in_their_order_are_no_exchange))
+def parts_that_interleave_are_no_exchange() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Var:
+        parts = [mb.slice_by_index(x=x, begin=[0, i], end=[2, i + 2]) for i in (2, 0)]
+        return mb.concat(values=parts, axis=1, interleave=True)
+
+    return program
+
+
+test_cases, test_surroundings = table(
+    RotaryTables(), stays(parts_in_their_order_are_no_exchange), stays(parts_that_interleave_are_no_exchange)
+)
 
 
 def test_parts_of_a_dynamic_axis_are_no_exchange() -> None:

@@ -216,3 +216,32 @@ def test_a_mean_over_a_dynamic_length() -> None:
 
     inputs = {"x": np.ones((1, 4, 8), np.float16)}
     assert_refuses(ScaleRanges(inputs=[inputs]), program, "exceeds the limit before it can be scaled")
+
+
+@pytest.mark.parametrize("kind", ["branch", "returned by a branch", "loop"])
+def test_blocks_read_values_multiplied_back(kind: str) -> None:
+    """Wrong otherwise in the branch that no sampled input takes, which the comparison does not see."""
+    specs = [mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, which: Var) -> Var:
+        large = mb.mul(x=mb.tanh(x=x), y=np.float16(50000))
+        stream = mb.add(x=large, y=large, name="stream")
+        is_first = mb.cast(x=mb.squeeze(x=which, axes=[0]), dtype="bool")
+        small = np.float16(1e-5)
+        if kind == "loop":
+            rounds = {"_cond": lambda n, v: mb.less(x=n, y=2), "loop_vars": (np.int32(0), x)}
+            body = lambda n, v: (mb.add(x=n, y=1), mb.add(x=v, y=mb.mul(x=stream, y=small)))  # noqa: E731
+            _, y = mb.while_loop(_body=body, **rounds)
+        else:
+            inner = {"branch": lambda: mb.mul(x=stream, y=small), "returned by a branch": lambda: stream}[kind]
+            y = mb.cond(pred=is_first, _true_fn=inner, _false_fn=lambda: mb.identity(x=x))
+            y = y if kind == "branch" else mb.mul(x=y, y=small)
+        return mb.add(x=y, y=mb.mul(x=stream, y=small), name="y")
+
+    x = np.array([[0.5, -0.25, 1, 2]], np.float16)
+    after, session = apply_pass(ScaleRanges(inputs={"x": x, "which": np.zeros(1, np.int32)}), program)
+    assert session.changes
+    for which in (0, 1):
+        inputs = {"x": x, "which": np.full(1, which, np.int32)}
+        assert_close(run(after, inputs)["y"], run(program, inputs)["y"], rtol=1e-6)

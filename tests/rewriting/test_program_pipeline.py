@@ -18,6 +18,7 @@ from anesurgery.files.sequence import members
 from anesurgery.loading import load_member
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.shipping.several_sizes import join_models
 from anesurgery.surgery import find_recipe
 
 WEIGHT = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float16)
@@ -242,3 +243,24 @@ def test_the_command_line_repairs_a_pipeline(three: Path, tmp_path: Path) -> Non
     cli.app(["apply", str(three), "remove_identity", str(applied), "--quiet"], standalone_mode=False)
     for path in (fixed, applied):
         assert ane.compare(three, path).ok
+
+
+def test_a_joined_pipeline_keeps_its_inputs_and_outputs(tmp_path: Path) -> None:
+    """The first model computes values with the names of an input and an output of the second."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS16)
+    def one(x: Var) -> Var:
+        return mb.relu(x=mb.exp(x=mb.sigmoid(x=x, name="mask"), name="z"), name="y")
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4)), mb.TensorSpec((1, 4))], opset_version=ct.target.iOS16)
+    def other(y: Var, mask: Var) -> Var:
+        return mb.mul(x=mb.tanh(x=y), y=mask, name="z")
+
+    package = joined(tmp_path / "two.mlpackage", model(one), model(other))
+    whole = join_models(package).program.functions["main"]
+    assert list(whole.inputs) == ["x", "mask"]
+    assert [v.name for v in whole.outputs] == ["z"]
+    found = ane.compare(package, package, prove=True)
+    assert found.ok
+    assert found.proof is not None
+    assert found.proof.proved

@@ -210,7 +210,18 @@ def counted_too(x: Var) -> Any:
     return mb.relu(x=x, name="y"), mb.mod(x=counted(x), y=np.int32(3), name="left")
 
 
+def less(x: Var, other: Var) -> Any:
+    """A softmax over the length of what is larger than 0 where the input hides."""
+    return mb.softmax(x=mb.sub(x=x, y=other), axis=1, name="y")
+
+
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "a mask less its sum": (lambda x: less(x, mb.reduce_sum(x=x, axes=[2], keep_dims=True)), "no mask hides"),
+    "a mask less what went before": (lambda x: less(x, mb.cumsum(x=x, axis=1)), "no mask hides"),
+    "a mask less a product": (
+        lambda x: less(x, mb.linear(x=x, weight=np.eye(4, dtype=np.float32) * 2)),
+        "no mask hides",
+    ),
     "windows that are cut at the beginning": (lambda x: chomped(x, 4, 4), "conv"),
     "windows that are cut in part": (lambda x: chomped(x, 4, 2), "conv"),
     "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond the end"),
@@ -229,6 +240,22 @@ WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "flattened": (flat, "reshape"),
     "regrouped": (regrouped, "reshape"),
 }
+
+
+@pytest.mark.parametrize("factors", [(-1e4,), (-100.0, 100.0)])
+def test_an_unknown_number_times_a_large_one_hides_nothing(factors: tuple[float, ...]) -> None:
+    """1 less how many positions came before, times -10,000, is no mask: it is 0 at the first, and rises."""
+    n = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, n, 4)), mb.TensorSpec((1, n, 1))], opset_version=ct.target.iOS18)
+    def program(x: Var, mask: Var) -> Any:
+        bias = mb.sub(x=np.float32(1), y=mb.cumsum(x=mask, axis=1))
+        for factor in factors:
+            bias = mb.mul(x=bias, y=np.float32(factor))
+        return mb.softmax(x=mb.add(x=x, y=bias), axis=1, name="y")
+
+    sized = ane.sizes(program, {"x": STEPS, "mask": [(1, 5, 1), (1, 9, 1)]})
+    assert "no mask hides" in sized.padding.why_not
 
 
 @pytest.mark.one_of(2)

@@ -46,7 +46,7 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
         return _interpolate(x, shape, lines, "nearest_neighbor")
     for axis, (size, count) in enumerate(sizes, x.ndim - axes):
         if size != count:
-            places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
+            places = (2 * np.arange(count) + int(2 * shift)) * size // (2 * count)  # exact, in integers
             x = take(x, indices(places), axis)
     return x
 

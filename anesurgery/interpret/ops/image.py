@@ -12,7 +12,6 @@ tensor, and takes over by `__torch_function__` (`handle_torch_function`) where i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import product
@@ -37,13 +36,6 @@ GRIDS: dict[str, Callable[[int | Tensor, int], tuple[Any, Any, float]]] = {
 }
 """Sampling mode -> (a, b, c): of n samples along `size` pixels, the i-th is at (a + b i) / c. The size may be a
 column of sizes, one for each box."""
-
-TORCH_MODE: dict[tuple[str, bool], dict[str, Any]] = {
-    ("UNALIGN_CORNERS", True): {"mode": "nearest-exact"},
-    ("STRICT_ALIGN_CORNERS", False): {"mode": "bilinear", "align_corners": True},
-}
-"""(sampling mode, nearest) -> the arguments with which `F.interpolate` computes the same.  UNALIGN_CORNERS
-between pixels is not among them: torch computes places in fp32, off by 1e-4 of a pixel after 2000."""
 
 UPSAMPLE = {(True, False): "STRICT_ALIGN_CORNERS", (False, True): "UNALIGN_CORNERS", (False, False): "DEFAULT"}
 """(align_corners, half_pixel_centers) -> sampling mode."""
@@ -115,23 +107,19 @@ def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
     return torch.lerp(x.index_select(axis, low), x.index_select(axis, high), weight)
 
 
-def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
-    """Resize the last two axes of x by torch."""
-    image = x.reshape(1, math.prod(x.shape[:-2]), *x.shape[-2:])
-    return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
+def _pixels_before(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Resize the last axes of x by the pixel before each place, exactly: torch rounds places in fp32."""
+    for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
+        x = x.index_select(axis, torch.arange(size) * x.shape[axis] // size)
+    return x
 
 
 def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
     """Return x with its last axes in other sizes: the nearest pixel, or an interpolation."""
     if has_torch_function_unary(x):
         return handle_torch_function(resized, (x,), x, sizes, mode, nearest)
-    if mode == "ALIGN_CORNERS" and 1 not in sizes:
-        mode = "STRICT_ALIGN_CORNERS"
     if nearest and mode == "DEFAULT":  # the nearest pixel centre, as coremltools' tests expect
         mode = "UNALIGN_CORNERS"
-    same = TORCH_MODE.get((mode, nearest))
-    if same is not None and len(sizes) == 2 and x.is_floating_point():
-        return _interpolate(x, sizes, **same)
     # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
     y = x if nearest or x.is_floating_point() else x.double()
     for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
@@ -154,7 +142,7 @@ def upsample_nearest_neighbor(
     x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1
 ) -> Tensor:
     """Take the pixel before each place; the factors only give the size, as coremltools' tests expect."""
-    return _interpolate(x, _scaled(x, scale_factor_height, scale_factor_width), mode="nearest")
+    return _pixels_before(x, _scaled(x, scale_factor_height, scale_factor_width))
 
 
 @impl("upsample_bilinear")
@@ -175,7 +163,7 @@ def upsample_bilinear(
 @impl("torch_upsample_nearest_neighbor")
 def torch_upsample_nearest_neighbor(x: Tensor, output_height: Any, output_width: Any) -> Tensor:
     """Take the pixel before each place, in a size that may be computed."""
-    return _interpolate(x, [int(output_height), int(output_width)], mode="nearest")
+    return _pixels_before(x, [int(output_height), int(output_width)])
 
 
 @impl("torch_upsample_bilinear")

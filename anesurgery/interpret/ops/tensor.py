@@ -507,8 +507,13 @@ def make_list(
 
 @impl("list_write")
 def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
-    """Return a list with one element replaced; it grows if the index is beyond its end."""
+    """Return a list with one element replaced; it grows if the index is beyond its end.
+
+    Raises:
+        InterpretError: the index is before its beginning.
+    """
     (i,) = ints(index)
+    i = _index_from_front(i, len(ls), 0) if i < 0 else i
     longer = ls + [None] * (i + 1 - len(ls))
     return [*longer[:i], value, *longer[i + 1 :]]
 

@@ -204,7 +204,7 @@ def _numbered(rows: Iterable[OpRange]) -> dict[tuple[str, str, int], OpRange]:
     numbered: dict[tuple[str, str, int], OpRange] = {}
     for row in rows:
         key = row.name, row.op_type
-        numbered[*key, seen[key]] = row
+        numbered[(*key, seen[key])] = row
         seen[key] += 1
     return numbered
 

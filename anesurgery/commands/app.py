@@ -124,8 +124,11 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "compressing_models": "compress compress_cache",
     },
     "Language models": {"writing_text": "build chat generate"},
-    "Sizes, chunks and apps": {"sizing": "sizes choose_sizes split merge extract", "writing_text": "swift"},
-    "Other formats": {"converting": "to_coreai to_coreml lint decompile executorch"},
+    "Sizes, chunks and apps": {
+        "other_models": "sizes choose_sizes split merge extract",
+        "writing_text": "swift",
+    },
+    "Other formats": {"other_models": "to_coreai to_coreml lint decompile executorch"},
     "What is known": {"trying": "list_ explain", "machines": "chips doctor"},
     "Teams and devices": {"trying": "serve", "reviewing": "review", "recording": "measure learn calibrate"},
 }

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
-from anesurgery.commands.sizing import _sizes_command as made
+from anesurgery.commands.other_models import _sizes_command as made
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Grade
 from anesurgery.show import summary

@@ -48,9 +48,9 @@ from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
 from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.rewriting.builder import Builder as Builder
-from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.passes import Pass as Pass
+from anesurgery.rewriting.passes import example as example
 from anesurgery.rewriting.passes import option as option
 from anesurgery.rewriting.pattern import Match as Match
 from anesurgery.rewriting.pattern import OpPattern as OpPattern

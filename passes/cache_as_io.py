@@ -29,7 +29,7 @@ from anesurgery.interpret.predictor import run
 from anesurgery.mil import function_of
 from anesurgery.regions.small_builds import again
 from anesurgery.rewriting import stored_states
-from anesurgery.rewriting.example_programs import cache_example
+from anesurgery.rewriting.passes import cache_example
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.errors import UnknownName
 from anesurgery.interpret.predictor import Predictor
-from anesurgery.rewriting.example_programs import cache_inputs
+from anesurgery.rewriting.passes import cache_inputs
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""

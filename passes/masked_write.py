@@ -21,7 +21,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, var
-from anesurgery.rewriting.example_programs import cache_example
+from anesurgery.rewriting.passes import cache_example
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 from anesurgery.regions.small_builds import again, cut
 from anesurgery.rewriting import stored_states
-from anesurgery.rewriting.example_programs import cache_example
+from anesurgery.rewriting.passes import cache_example
 
 
 @dataclass(frozen=True)

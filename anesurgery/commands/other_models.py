@@ -1,7 +1,7 @@
 """Commands that make other models of one: at several sizes, in chunks, or in another format.
 
-Those are `sizes`, `choose-sizes`, `split`, `merge`, `extract`; `to-coreml`, `to-coreai`, `decompile`, `executorch`.
-`lint` looks at what `to-coreai` makes.
+These are `sizes`, `choose-sizes`, `split`, `merge` and `extract`, then `to-coreml`, `to-coreai`, `decompile`,
+`executorch`. `lint` looks at what `to-coreai` makes.
 """
 
 from __future__ import annotations

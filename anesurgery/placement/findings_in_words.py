@@ -38,8 +38,8 @@ FAILING_LOADS = frozenset(
     )
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
-WARNED_LOADS = frozenset(f"{report.id}-elsewhere" for report in REPORTS)
-"""Ids of warnings about the load, whose reports are about another chip or OS."""
+WARNED_LOADS = frozenset(("compile-late-cut", *(f"{report.id}-elsewhere" for report in REPORTS)))
+"""Ids of warnings about the load, whose reports are about another chip or OS, or about another form."""
 
 
 @dataclass(frozen=True)

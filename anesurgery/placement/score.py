@@ -241,6 +241,8 @@ BOUNDS = {
 ops, casts and transposes may be the price of legal ops."""
 
 
+WOULD_RISE = " would rise"
+"""What a refusal says of the time or the cost, if a step was undone because of it."""
 OFF = ("legal", "share")
 """The losses that count if no chip is named, or if a gain was measured: it was measured with products on the
 ANE."""
@@ -467,7 +469,7 @@ def _lost_legality(old: Score, new: Score) -> str:
 
 def _slower(old: Score, new: Score) -> str:
     ratio = new.over(old)
-    return f"the {new.takes(old, ' would rise')}" if ratio.slower and not ratio.equal else ""
+    return f"the {new.takes(old, WOULD_RISE)}" if ratio.slower and not ratio.equal else ""
 
 
 def _unpaid_growth(old: Score, new: Score) -> str:
@@ -481,7 +483,7 @@ def _unpaid_growth(old: Score, new: Score) -> str:
 
 
 def _slower_overall(old: Score, new: Score) -> str:
-    verb, times = " of the whole would rise", new.expected.times(old.expected)
+    verb, times = f" of the whole{WOULD_RISE}", new.expected.times(old.expected)
     if times is not None and times.after.ms > times.before.ms * (1 + SAME):
         return f"the expected time{verb} {from_to(times.before.ms, times.after.ms)}"
     costs_more = new.estimate > old.estimate * (1 + SAME)

@@ -29,12 +29,12 @@ gives every axis a dynamic length. Outputs whose shape becomes static are declar
 Where the old slice would leave the tensor, it returned fewer elements. The new one starts at the nearest
 place from which it fits. If intervals show that the start fits, it is used as it is.
 
-Refuses when the ends of an axis are not one computed number plus constants, when the slice has strides, when it
-would take no elements, and when the shape of `x` is dynamic.
+Refuses when the ends of an axis are not one computed number plus constants, when the slice has strides,
+when it would take no elements, and when the shape of `x` is dynamic.
 
-Why it helps: the compilers of the engine and of the CPU refused shapes that depend on computed values (reported:
-M1 Max, macOS 26 and 27, by ironblock/sidekick: docs/DECISIONS.md D15). What the pass gains in time was not
-measured.
+Why it helps: the compilers of the engine and of the CPU refused shapes that depend on computed values
+(reported: M1 Max, macOS 26 and 27, by ironblock/sidekick: docs/DECISIONS.md D15). What the pass gains in
+time was not measured.
 
 Grade: bit for bit, for starts from which the slice fits.
 """

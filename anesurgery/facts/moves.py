@@ -335,5 +335,5 @@ def _end_of(ends: Var, axis: int, length: int) -> tuple[Var | None, int]:
         if (by := number(term)) is None or (var.op.op_type == "sub" and term is var.op.x):
             break
         var, shift = inner, shift + int(by if var.op.op_type == "add" else -by)
-    place = number(var)
-    return (var, shift) if place is None else (None, int(place) + shift)
+    end = number(var)
+    return (var, shift) if end is None else (None, int(end) + shift)

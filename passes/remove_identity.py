@@ -27,9 +27,8 @@ nothing reads these.
 Refuses when the op makes an output of the model, since outputs have names of their own, and when an empty part
 of a split is read.
 
-Why it helps: patterns of other passes match across the place where the op stood. Slices with the index -1 of an
-axis of length 1 crashed on the GPU of an iPhone, and in Core AI, empty parts of a split ended the process on
-the GPU and the engine (both reported; see the findings that name the pass).
+Why it helps: patterns of other passes match across the place where the op stood. The index -1 of an axis of
+length 1 crashed on the GPU of an iPhone, and empty parts ended Core AI's process (reported).
 
 Grade: bit for bit.
 """

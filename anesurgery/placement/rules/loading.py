@@ -641,8 +641,8 @@ REPORTS = (
     ),
     LoadReport(
         "crash-last-of-one",
-        "a slice with the index -1 of an axis of length 1 crashed in the GPU back end: the index became "
-        '18446744073709551615 ("subRange.start is not less than length of dimension"). The CPU ran it',
+        "a slice with the index -1 of an axis of length 1 crashed in the GPU back end "
+        '("subRange.start (18446744073709551615)"). The CPU ran it',
         source="john-rocky/CoreML-Models: docs/coreml_conversion_notes.md",
         seen="an iPhone, any compute units with the GPU; chip and OS not given",
         units=GPU,

@@ -114,8 +114,8 @@ _LATE_SHAPE = general(
 _LATE_CUT = replace(
     _LATE_SHAPE,
     id="compile-late-cut",
-    because="coremltools gives a slice between computed ends a dynamic length even if its size is constant; the "
-    "compilers refuse such shapes",
+    because="coremltools gives a slice between computed ends a dynamic length even if its size is constant, "
+    "and the compilers refuse such shapes",
     advice="slice a constant number of elements from the computed start",
     remedy="slice_of_size",
 )

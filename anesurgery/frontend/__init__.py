@@ -556,14 +556,14 @@ def stop_at_full_reductions() -> None:
 
 
 def _without_axes(update: Any, host: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, op: Any, **options: Any) -> None:
+    def init(self: Any, op: Any, **options: Any) -> None:
         if op.inputs.get("axes") is not None:
             host(self, op=op, **options)
         else:  # an op other than a constant stands for axes that cannot be updated
             super(update, self).__init__(op=op, **options)
             self.axes_var, self.axes_op = None, op
 
-    return __init__
+    return init
 
 
 # Values of more than five axes, which Core ML refuses, are computed with fewer.

@@ -544,7 +544,7 @@ def _with_copied_bias(host: Callable[[Any, Any], bool]) -> Callable[[Any, Any], 
     return try_to_transform
 
 
-# A reduction over all axes, such as `x.sum()`, may follow a transpose: coremltools 9.0 stops with KeyError 'axes'.
+# A reduction over all axes, such as `x.sum()`, may follow a transpose: there, coremltools 9.0 asks for axes.
 
 
 def stop_at_full_reductions() -> None:

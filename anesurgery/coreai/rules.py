@@ -88,7 +88,7 @@ def _empty(op: Operation, target: Target) -> str:
     empty = next((v for v in op.outputs if 0 in (static_shape(v) or ())), None)
     if empty is None or not (target.uses_ane or target.uses_gpu):
         return ""
-    return f"reported to end the process: %{empty.name} is {shape_in_words(empty.shape)}, without elements"
+    return f"reported to end the process: an empty value (%{empty.name} is {shape_in_words(empty.shape)})"
 
 
 def _uneven_heads(op: Operation, target: Target) -> str:

@@ -1,11 +1,12 @@
-"""Remove an identity op: its readers read its operand.
+"""Remove an op that moves nothing: its readers read its operand.
 
 Before::
 
     main(%x: 1x4) {
       %r: 1x4 = relu(x=%x)
       %same: 1x4 = identity(x=%r)
-      %y: 1x4 = tanh(x=%same)
+      %last: 4 = slice_by_index(x=%same, begin=[-1, 0], end=[0, 4], squeeze_mask=[True, False])
+      %y: 4 = tanh(x=%last)
       return %y
     }
 
@@ -13,14 +14,21 @@ After::
 
     main(%x: 1x4) {
       %r: 1x4 = relu(x=%x)
-      %y: 1x4 = tanh(x=%r)
+      %last: 4 = squeeze(x=%r, axes=[0])
+      %y: 4 = tanh(x=%last)
       return %y
     }
 
-Refuses when it makes an output of the model: outputs have names of their own.
+An identity goes, and so does a slice of everything; if the slice drops axes of length 1, it becomes a squeeze.
+PyTorch's `x[:, -1]` is such a slice where the axis has one element. A slice that counts from the end of an axis
+of length 1 and cuts another axis counts from 0 instead. A split without its empty parts takes its place, if
+nothing reads these.
 
-Why it helps: nothing was measured about where an identity runs. Without it that does not matter, and patterns
-of other passes match across the place where it stood.
+Refuses when the op makes an output of the model, since outputs have names of their own, and when an empty part
+of a split is read.
+
+Why it helps: patterns of other passes match across the place where the op stood. The index -1 of an axis of
+length 1 crashed on the GPU of an iPhone, and empty parts ended Core AI's process (reported).
 
 Grade: bit for bit.
 """
@@ -30,28 +38,66 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.semantics.reading import axis_of, counts_back_over_one, slice_places, sliced
 
 
 @dataclass(frozen=True)
 class RemoveIdentity(Rewrite):
-    """`identity(x)` becomes `x`."""
+    """`identity(x)` becomes `x`, and so does a slice of everything."""
 
     name = "remove_identity"
-    kinds = frozenset({"identity"})
+    kinds = frozenset({"identity", "slice_by_index", "split"})
 
     def check(self, m: Match) -> Match | Refusal:
-        """Does it make no output?"""
-        if an.is_output(m.root.outputs[0]):
-            return Refusal(f"it makes the output %{m.root.outputs[0].name}", m.root)
-        return m
+        """Does it move nothing, and make no output?"""
+        op = m.root
+        if op.op_type == "split":
+            return _without_empty_parts(m)
+        dropped = []
+        if op.op_type == "slice_by_index":
+            if (places := slice_places(op)) is None or not (_takes_all(op, places) or counts_back_over_one(op)):
+                return an.NO_MATCH
+            dropped = [axis for axis, along in enumerate(sliced(op)) if along.single]
+            if not _takes_all(op, places):
+                return m.bind(places=places, dropped=dropped)
+        if an.is_output(op.outputs[0]) and not dropped:
+            return Refusal(f"it makes the output %{op.outputs[0].name}", op)
+        return m.bind(places=None, dropped=dropped)
 
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Return the operand."""
-        return m.x
+    def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
+        """Return the operand, without the axes that were dropped; or the parts of a split."""
+        x: Var = m.root.x
+        if m.root.op_type == "split":
+            sizes = [v.shape[m.axis] for v in m.parts]
+            new = mb.split(x=x, split_sizes=sizes, axis=m.axis) if len(sizes) > 1 else [x]
+            return dict(zip(m.parts, new, strict=True))
+        if m.places is not None:
+            strides = [along.stride for along in sliced(m.root)]
+            x = mb.slice_by_index(x=x, begin=m.places[0], end=m.places[1], stride=strides)
+        return mb.squeeze(x=x, axes=m.dropped) if m.dropped else x
+
+
+def _takes_all(op: Operation, places: tuple[list[int], list[int]]) -> bool:
+    return not any(places[0]) and places[1] == list(op.x.shape) and all(a.stride == 1 for a in sliced(op))
+
+
+def _without_empty_parts(m: Match) -> Match | Refusal:
+    """Match a split with empty parts that nothing reads."""
+    empty = [v for v in m.root.outputs if 0 in v.shape]
+    if not empty:
+        return an.NO_MATCH
+    if read := next((v for v in empty if an.consumers(v) or an.is_output(v)), None):
+        return Refusal(f"the empty part %{read.name} is read", m.root)
+    parts = [v for v in m.root.outputs if v not in empty]
+    if len(parts) == 1 and an.is_output(parts[0]):
+        return Refusal(f"it makes the output %{parts[0].name}", m.root)
+    return m.bind(parts=parts, axis=axis_of(m.root))
 
 
 @an.example((1, 4))
 def example(x: Var) -> Var:
-    """An identity between two activations."""
-    return mb.tanh(x=mb.identity(x=mb.relu(x=x, name="r"), name="same"), name="y")
+    """An identity, and the last row of one, between two activations."""
+    same = mb.identity(x=mb.relu(x=x, name="r"), name="same")
+    last = mb.slice_by_index(x=same, begin=[-1, 0], end=[0, 4], squeeze_mask=[True, False], name="last")
+    return mb.tanh(x=last, name="y")

@@ -86,7 +86,17 @@ def _computed_update(op: Operation, target: Target) -> str:
 def _empty(op: Operation, target: Target) -> str:
     """Name an empty value."""
     empty = next((v for v in op.outputs if 0 in (static_shape(v) or ())), None)
-    return "" if empty is None else f"%{empty.name} is {shape_in_words(empty.shape)}, without elements"
+    if empty is None or not (target.uses_ane or target.uses_gpu):
+        return ""
+    return f"reported to end the process: an empty value (%{empty.name} is {shape_in_words(empty.shape)})"
+
+
+def _uneven_heads(op: Operation, target: Target) -> str:
+    """Name fused attention whose values are wider or narrower than its queries."""
+    widths = [(static_shape(v) or (0,))[-1] for v in (op.query, op.value)]
+    if not target.uses_gpu or len({*widths}) == 1:
+        return ""
+    return f"reported to end the process: a query of {widths[0]} and a value of {widths[1]} columns"
 
 
 def _topk_words(op: Operation, target: Target) -> str:
@@ -94,6 +104,19 @@ def _topk_words(op: Operation, target: Target) -> str:
     return f"%{op.outputs[0].name} is a topk"
 
 
+EMPTY = Rule(
+    "coreai-empty",
+    names("slice_by_index slice_by_size"),
+    "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
+    "though nothing read it, and an output at the first run; with CPU only, both ran",
+    f"{TORCH.format('issue 68')}; ultralytics/ultralytics: pull request 25926",
+    test=_empty,
+    grade=Grade.REPORTED,
+    scope=Scope(os="M4 Max, macOS 27.0"),
+    kind="memory",
+    advice="leave the empty part out of the split, or the output out of the model",
+)
+"""The rule about empty slices; that about empty parts of a split differs in its repair."""
 OWN = (
     Rule(
         "coreai-folded-cast",
@@ -153,17 +176,20 @@ OWN = (
         kind="memory",
         advice="blend with a mask, or write along the last axis on the host",
     ),
+    EMPTY,
+    replace(EMPTY, id="coreai-empty-part", ops=names("split"), remedy="remove_identity"),
     Rule(
-        "coreai-empty",
-        names("split slice_by_index slice_by_size"),
-        "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
-        "though nothing read it, and an output at the first run; with CPU only, both ran",
-        TORCH.format("issue 68"),
-        test=_empty,
+        "coreai-uneven-heads",
+        names("scaled_dot_product_attention"),
+        'the GPU back end ended the process at load ("query and value must have matching inner dimension but '
+        'have 192 and 128"); with values padded to the width of the queries, it ran',
+        "john-rocky/coreai-model-zoo: knowledge/coreai-error-index.md",
+        test=_uneven_heads,
         grade=Grade.REPORTED,
-        scope=Scope(os="chip not given"),
+        scope=Scope(os="macOS 27 beta, coreai-torch 0.4.2; chip not given"),
         kind="memory",
-        advice="leave the empty part out of the split, or the output out of the model",
+        remedy="decompose_attention",
+        advice="pad the values with zeros to the width of the queries, and cut the result",
     ),
     Rule(
         "coreai-topk-time",

@@ -2,7 +2,8 @@
 
 `gathered_rows(gather)` says which rows it takes of each axis, and along which axes of the result they lie;
 passes build slices from it. `moves_in_a_row(last)` says what reshapes and transposes do together.
-`reduced_before` and `flattened_from` say how an op behind a transpose can do without it.
+`reduced_before` and `flattened_from` say how an op behind a transpose can do without it. `computed_cuts(slice)`
+says what a slice takes whose ends are computed, but a constant distance apart.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import MOST_AXES, Array, Operation, Var, constant, consumers, ct, is_output, static_shape
 from anesurgery.ops import MOVES
-from anesurgery.semantics.reading import axes_of, flag, permutation
+from anesurgery.semantics.reading import axes_of, each_axis, flag, number, permutation
 
 
 @dataclass(frozen=True)
@@ -278,3 +279,61 @@ def flattened_from(op: Operation, turn: Operation) -> int | None:
     if first_flattened is None or math.prod(turned[:first_flattened]) != math.prod(shape[:-1]):
         return None
     return first_flattened
+
+
+class Cut(NamedTuple):
+    """What a slice takes of one axis: `size` elements from `base + shift` on."""
+
+    base: Var | None
+    """The computed part of the start; None for 0."""
+    shift: int
+    size: int
+    single: bool
+    """Is the axis dropped?"""
+
+
+def computed_cuts(op: Operation) -> list[Cut] | Refusal:
+    """Return what a `slice_by_index` with computed ends takes of each axis; or why its size is not constant."""
+    if (shape := static_shape(op.x)) is None:
+        return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
+    if any(stride != 1 for stride in each_axis(op, "stride", 1)):
+        return Refusal("the slice has strides", op)
+    cuts = []
+    for axis, length in enumerate(shape):
+        if isinstance(cut := _computed_cut(op, axis, length), Refusal):
+            return cut
+        cuts.append(cut)
+    return cuts
+
+
+def _computed_cut(op: Operation, axis: int, length: int) -> Cut | Refusal:
+    """Return what a slice takes of one axis."""
+    from_start, to_end, single = (
+        each_axis(op, f"{name}_mask", False)[axis] for name in ("begin", "end", "squeeze")
+    )
+    base, shift = (None, 0) if from_start else _end_of(op.begin, axis, length)
+    end_base, end = (None, length) if to_end else _end_of(op.end, axis, length)
+    if base is not end_base and not single:
+        return Refusal(f"the ends of axis {axis} are not a constant distance apart", op)
+    size = 1 if single else end - shift
+    if not 0 < size <= length:
+        return Refusal(f"{size} elements are taken of axis {axis}, which has {length}", op)
+    return Cut(base, shift, size, single)
+
+
+def _end_of(ends: Var, axis: int, length: int) -> tuple[Var | None, int]:
+    """Return the end of one axis as a computed number, None for 0, and a constant to add."""
+    if (value := constant(ends)) is not None:
+        place = int(np.ravel(value)[axis])
+        return None, place + length if place < 0 else place
+    joined = ends.op.values if ends.op is not None and ends.op.op_type == "concat" else ()
+    if len(joined) != ends.shape[0]:
+        return ends, 0
+    var, shift = joined[axis], 0
+    while number(var) is None and var.op is not None and var.op.op_type in {"add", "sub"}:
+        inner, term = (var.op.x, var.op.y) if number(var.op.x) is None else (var.op.y, var.op.x)
+        if (by := number(term)) is None or (var.op.op_type == "sub" and term is var.op.x):
+            break
+        var, shift = inner, shift + int(by if var.op.op_type == "add" else -by)
+    end = number(var)
+    return (var, shift) if end is None else (None, int(end) + shift)

@@ -347,6 +347,7 @@ def register() -> None:
     write_slices()
     scale_attention()
     keep_biases()
+    stop_at_full_reductions()
     merge_axes()
     _compute_bfloat16_as_float32()
     _know_floats_whole()
@@ -541,6 +542,28 @@ def _with_copied_bias(host: Callable[[Any, Any], bool]) -> Callable[[Any, Any], 
                 v._sym_val = value
 
     return try_to_transform
+
+
+# A reduction over all axes, such as `x.sum()`, may follow a transpose: there, coremltools 9.0 asks for axes.
+
+
+def stop_at_full_reductions() -> None:
+    """Let no transpose pass a reduction that names no axes; a second call changes nothing."""
+    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import _TransformReduceMean as update
+
+    if update.__init__.__module__ != __name__:
+        update.__init__ = _without_axes(update, update.__init__)
+
+
+def _without_axes(update: Any, host: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, op: Any, **options: Any) -> None:
+        if op.inputs.get("axes") is not None:
+            host(self, op=op, **options)
+        else:  # an op other than a constant stands for axes that cannot be updated
+            super(update, self).__init__(op=op, **options)
+            self.axes_var, self.axes_op = None, op
+
+    return init
 
 
 # Values of more than five axes, which Core ML refuses, are computed with fewer.

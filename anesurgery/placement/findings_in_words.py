@@ -29,17 +29,20 @@ NOT_FINITE = names(
     "num-atan sdpa-os26"
 )
 """Rules under which results are infinite or NaN; under other rules about numbers they lose digits."""
+CORE_AI_ABORTS = ("coreai-empty", "coreai-empty-part", "coreai-uneven-heads")
+"""Rules of Core AI about forms that end the process at load or at the first run."""
 FAILING_LOADS = frozenset(
     (
         STATE_IN_RANGE.id,
         EMPTY_SLICE.id,
         LONG_AXIS.id,
+        *CORE_AI_ABORTS,
         *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS),
     )
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
-WARNED_LOADS = frozenset(f"{report.id}-elsewhere" for report in REPORTS)
-"""Ids of warnings about the load, whose reports are about another chip or OS."""
+WARNED_LOADS = frozenset(("compile-late-cut", *(f"{report.id}-elsewhere" for report in REPORTS)))
+"""Ids of warnings about the load, whose reports are about another chip or OS, or about another form."""
 
 
 @dataclass(frozen=True)

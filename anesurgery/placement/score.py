@@ -22,6 +22,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.cost import ANE_MEMORY_RATE, CPU_MEMORY_RATIO, CPU_SUMS
 from anesurgery.placement.durations import EQUAL_WITHIN, Time, change, from_to
+from anesurgery.placement.findings_in_words import FAILING_LOADS
 from anesurgery.placement.inspection import Inspection, OpRow, between, percent
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
@@ -241,10 +242,12 @@ BOUNDS = {
 ops, casts and transposes may be the price of legal ops."""
 
 
+WOULD_RISE = " would rise"
+"""What a refusal says of the time or the cost, if a step was undone because of it."""
 OFF = ("legal", "share")
 """The losses that count if no chip is named, or if a gain was measured: it was measured with products on the
 ANE."""
-WORTH = ("loading", "enough time", "any switches", "weights", "layers")
+WORTH = ("loading", "failing", "enough time", "any switches", "weights", "layers")
 """The gains of `GAINS` of which a whole plan needs one."""
 
 
@@ -296,6 +299,8 @@ class Score:
     """Number of ops whose unit is unknown."""
     refused: str = ""
     """Why the OS does not load the model, in words; "" if it does, as far as known."""
+    failing: int = 0
+    """Number of findings about forms that were reported to fail at load."""
     untimed: str = ""
     """Why there is no time, in words; "" if there is one, or no reason is known."""
     perhaps_ops: int = 0
@@ -325,6 +330,7 @@ class Score:
             unknown=sum(row.legal is None or (row.legal and row.estimate is None) for _, row in rows),
             unplaced=sum(row.preferred is None for _, row in rows),
             findings=sum(len(part.all_findings) for part in inspections),
+            failing=sum(f.rule in FAILING_LOADS for part in inspections for f in part.all_findings),
             legal=frozenset((i, row.name) for i, row in rows if row.legal),
             illegal=frozenset((i, row.name) for i, row in rows if row.legal is False),
             legal_flop=sum(row.flop for _, row in rows if row.legal),
@@ -410,7 +416,7 @@ class Score:
 
     def gain(self, before: Score) -> str:
         """Return what a step gains, in words, with the measures beyond their bounds; "" for nothing."""
-        better = self.worth(before, ("loading", "time", "legal", "switches"))
+        better = self.worth(before, ("loading", "failing", "time", "legal", "switches"))
         growth = self.over_bounds(before) if better else []
         return f"{better}; {', '.join(growth)}" if growth else better
 
@@ -467,7 +473,7 @@ def _lost_legality(old: Score, new: Score) -> str:
 
 def _slower(old: Score, new: Score) -> str:
     ratio = new.over(old)
-    return f"the {new.takes(old, ' would rise')}" if ratio.slower and not ratio.equal else ""
+    return f"the {new.takes(old, WOULD_RISE)}" if ratio.slower and not ratio.equal else ""
 
 
 def _unpaid_growth(old: Score, new: Score) -> str:
@@ -481,7 +487,7 @@ def _unpaid_growth(old: Score, new: Score) -> str:
 
 
 def _slower_overall(old: Score, new: Score) -> str:
-    verb, times = " of the whole would rise", new.expected.times(old.expected)
+    verb, times = f" of the whole{WOULD_RISE}", new.expected.times(old.expected)
     if times is not None and times.after.ms > times.before.ms * (1 + SAME):
         return f"the expected time{verb} {from_to(times.before.ms, times.after.ms)}"
     costs_more = new.estimate > old.estimate * (1 + SAME)
@@ -604,6 +610,11 @@ def _in_equal_time(gain: Compare) -> Compare:
     return lambda old, new: "" if _slower(old, new) else gain(old, new)
 
 
+def _fewer_failing(old: Score, new: Score) -> str:
+    change_words = _count_change(old.failing, new.failing)
+    return f"forms that were reported to fail at load: {change_words}" if old.failing > new.failing else ""
+
+
 def _possible_ane_flop(score: Score) -> int:
     return score.on_flop + score.perhaps_flop
 
@@ -614,6 +625,7 @@ def _possible_ane_ops(score: Score) -> int:
 
 GAINS: dict[str, Compare] = {
     "loading": lambda old, new: f"it loads, where {old.refused}" if old.refused and not new.refused else "",
+    "failing": _in_equal_time(_fewer_failing),
     "time": _faster,
     "enough time": lambda old, new: _faster(old, new, 1 - LEAST_GAIN),
     "legal": _in_equal_time(_fewer_illegal),

@@ -39,7 +39,7 @@ from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
-from anesurgery.placement.score import Score, placed
+from anesurgery.placement.score import WOULD_RISE, Score, placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import found_by
 from anesurgery.rewriting.session import Graph as Graph
@@ -434,7 +434,7 @@ class MLProgram(Subject):
         loss = upgraded.loss(before, ("can run", "shown"))
         has_times = upgraded.expected.times(before.expected) is not None
         if not loss and has_times and upgraded.over(before).slower:
-            loss = f"the {upgraded.takes(before, ' would rise')}"
+            loss = f"the {upgraded.takes(before, WOULD_RISE)}"
         return loss and (
             f"{loss} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"

@@ -187,6 +187,13 @@ def sliced(op: Operation) -> list[SliceRange]:
     ]
 
 
+def counts_back_over_one(op: Operation) -> bool:
+    """Does a slice count from the end of an axis of length 1, as `x[:, -1]` of (4, 1) does?"""
+    return any(
+        a.begin is not None and a.begin < 0 and n == 1 for a, n in zip(sliced(op), op.x.shape, strict=True)
+    )
+
+
 def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
     """Return (begins, ends) of a slice for all axes, none negative; None where one or the shape is dynamic."""
     shape = static_shape(op.x)

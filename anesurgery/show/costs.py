@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from anesurgery.display import short_name
+from anesurgery.errors import Refusal
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.findings_in_words import (
     FAILING_LOADS,
@@ -31,6 +33,7 @@ from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.lost_in_conversion import MEANT
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
+from anesurgery.placement.score import WOULD_RISE
 from anesurgery.placement.target import Target
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
@@ -80,6 +83,11 @@ class Problem:
     """The PSNR in dB of what fp16 leaves of the op's result; None where that is not known."""
 
     @property
+    def is_risk(self) -> bool:
+        """May numbers be wrong, or may the model fail to load?"""
+        return self.wrong or self.kind == "numeric" or self.decibels is not None or self.rule in WARNED_LOADS
+
+    @property
     def rank(self) -> tuple[int, bool, float, int, float, int]:
         """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest.
 
@@ -91,7 +99,7 @@ class Problem:
         has_repair = self.remedies or (self.advice and self.kind != "placement")
         if self.wrong:
             order = 0
-        elif self.kind == "numeric" or self.decibels is not None or self.rule in WARNED_LOADS:
+        elif self.is_risk:
             order = 2
         else:
             order = 1 if self.share >= MATTERS and has_repair else 3
@@ -325,7 +333,7 @@ def on_a_screen(
     report: Report,
     inspection: Inspection | None,
     repair: Repair | None = None,
-    tried: Collection[str] = (),
+    tried: Mapping[str, Refusal] = MappingProxyType({}),
     title: str = MOST_IMPORTANT,
 ) -> Report:
     """Return a report with the most important problems below it, as many as fit on a screen.
@@ -334,7 +342,8 @@ def on_a_screen(
         report: the report that comes first.
         inspection: the inspection of the model; None without one.
         repair: returns the command that applies a pass, by its name; a call in Python by default.
-        tried: passes that were tried, and are not suggested again.
+        tried: passes that were tried, and why they were left out. They are not suggested again, unless they
+            only took too long and repair numbers or a load.
         title: the line above them.
     """
     report = replace(report, parts=[part for part in report.parts if part])
@@ -407,7 +416,11 @@ def _height(report: Report, *parts: Any) -> int:
     return len(as_text(replace(report, parts=parts)).splitlines())
 
 
-def _without(problem: Problem, tried: Collection[str]) -> Problem | None:
-    """Return a problem without the passes that were tried; None if it had only these."""
-    remedies = tuple(name for name in problem.remedies if name not in tried)
+def _without(problem: Problem, tried: Mapping[str, Refusal]) -> Problem | None:
+    """Return a problem without the passes that were tried; None if it had only these.
+
+    A risk keeps a pass that was only too slow.
+    """
+    done = {name for name, why in tried.items() if not (problem.is_risk and WOULD_RISE in why.reason)}
+    remedies = tuple(name for name in problem.remedies if name not in done)
     return None if problem.remedies and not remedies else replace(problem, remedies=remedies)

@@ -19,6 +19,7 @@ from anesurgery.coreai.rules import CARRIED, LOWER, OVER, RULES, carried
 from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.rules import numeric
+from anesurgery.placement.target import Target
 
 pytestmark = needs_core_ai
 
@@ -72,6 +73,12 @@ ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tenso
         [half(1, 5, 4)],
     ),
     "coreai-empty": (of(lambda x: x[:, :0]), [half(1, 9)], of(lambda x: x[:, :1]), [half(1, 9)]),
+    "coreai-empty-part": (
+        of(lambda x: x.split([9, 0], 1)[0] + 1),
+        [half(1, 9)],
+        of(lambda x: x.split([8, 1], 1)[0] + 1),
+        [half(1, 9)],
+    ),
     "coreai-topk-time": (of(lambda x: x.topk(2).values), [half(1, 9)], of(torch.abs), [half(1, 9)]),
     "fault-topk-gather": (
         Head(),
@@ -146,6 +153,21 @@ def test_scales_of_blocks_are_wrong_on_the_engine(
     ane.to_coreai(program, tmp_path / "m.aimodel")
     found = {name for name in rules_at(tmp_path / "m.aimodel", target) if "block-scales" in name}
     assert found == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("width", "units", "said"), [(6, "ALL", True), (8, "ALL", False), (6, "CPU_AND_NE", False)]
+)
+def test_values_of_another_width_than_the_queries(width: int, units: str, said: bool, tmp_path: Path) -> None:
+    shapes = ((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, width))
+
+    @mb.program(input_specs=[mb.TensorSpec(s, dtype=types.fp16) for s in shapes], opset_version=ct.target.iOS18)
+    def program(q: Var, k: Var, v: Var) -> Var:
+        return mb.scaled_dot_product_attention(query=q, key=k, value=v)
+
+    ane.to_coreai(program, tmp_path / "m.aimodel")
+    found = ane.lint(tmp_path / "m.aimodel", Target.parse(PHONE, units)).findings
+    assert ("coreai-uneven-heads" in {f.rule for f in found}) == said
 
 
 def test_inspect_has_the_findings_and_apply_repairs_them(tmp_path: Path) -> None:

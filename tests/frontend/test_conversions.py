@@ -140,6 +140,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "subtract": lambda x: torch.subtract(x, x.flip(0)),
     "divide": lambda x: torch.divide(x, 4.0),
     "less_equal": lambda x: torch.less_equal(x, 2.0).float(),
+    "sum of all, transposed": lambda x: x.T.sum(),
+    "mean and norm of all, transposed": lambda x: (x.T - x.T.mean()) / torch.norm(x.T),
     "swapaxes": lambda x: torch.swapaxes(x, 0, 1),
     "histc": lambda x: torch.histc(x, bins=4, min=-1, max=5),
     "histc_ends": lambda x: torch.histc(x.clamp(0, 3).floor(), bins=4, min=0, max=3),

@@ -221,6 +221,14 @@ def kept(*, read: bool) -> Callable[[], Program]:
     return build
 
 
+def last_of(length: int) -> Callable[[], Program]:
+    """The last of so many rows."""
+    return of(
+        lambda x: mb.relu(x=mb.slice_by_index(x=x, begin=[-1, 0], end=[0, 4], squeeze_mask=[True, False])),
+        (length, 4),
+    )
+
+
 def shifted(axis: int, *, tail: bool = True, whole: bool = True) -> Callable[[], Program]:
     """A state that loses its oldest row and gets a new one: behind the others or before them, or one row only.
 
@@ -326,6 +334,9 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a flat, wide volume": (voxels(16, 512, 512), "M2/macOS 13", "ALL", "crash-large-volume"),
     "a large volume on macOS 15": (voxels(160, 128, 128), M15, "ALL", "crash-large-volume-elsewhere"),
     "a small volume": (voxels(64, 64, 64), "M1/macOS 13", "CPU_ONLY", ""),
+    "the last of one": (last_of(1), "A17/iOS 18", "ALL", "crash-last-of-one-elsewhere"),
+    "the last of one, without the GPU": (last_of(1), "A17/iOS 18", "CPU_AND_NE", ""),
+    "the last of two": (last_of(2), "A17/iOS 18", "ALL", ""),
     "a long sound": (sound(479_014), "M5/macOS 26", "CPU_AND_NE", "refused-long-sound"),
     "a sound made longer": (sound(480_000, upsampled=True), "M5/macOS 26", "ALL", "refused-long-sound"),
     "a long sound on an M2": (sound(479_014), "M2/macOS 15", "ALL", "refused-long-sound-elsewhere"),

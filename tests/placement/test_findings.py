@@ -303,7 +303,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-mask-rows": (
         lambda: program(lambda q, k, i: run_time_mask(q, k, i), *HEADS, (1, 1, 1, 16)),
-        "is dynamic",
+        "keeps no score gives NaN",
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
     ),
     "num-mask-product": (

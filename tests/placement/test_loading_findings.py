@@ -74,6 +74,18 @@ def vocoder(phase: bool, doublings: int = 0) -> Callable[[], Program]:
     return of(body, (1, 8, 32))
 
 
+def crop(size: int | None) -> Callable[[], Program]:
+    """Elements from a computed place on: so many, or a computed number."""
+
+    def body(x: Var) -> Var:
+        place = mb.cast(x=mb.reduce_sum(x=x), dtype="int32")
+        end = mb.mul(x=place, y=2) if size is None else mb.add(x=place, y=size)
+        ends = [mb.concat(values=[np.int32(n), p], axis=0) for n, p in ((0, place), (4, end))]
+        return mb.slice_by_index(x=x, begin=ends[0], end=ends[1])
+
+    return of(body, (4, 8))
+
+
 CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "128 queries over 1,024 keys": (attention(128, 1024), "A17/iOS 18", "compile-memory"),
     "130 ran": (attention(130, 1024), "A17/iOS 18", ""),
@@ -101,6 +113,8 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "no phases": (vocoder(False), "M5/macOS 26", ""),
     "a shape of the run": (late(False), "any", "compile-late-shape"),
     "a constant shape": (late(True), "any", ""),
+    "a crop around a computed place": (crop(4), "any", "compile-late-cut"),
+    "a crop of a computed size": (crop(None), "any", "compile-late-shape"),
 }
 
 

@@ -16,6 +16,7 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.other_models import _sizes_command as made
+from anesurgery.errors import Refusal
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Grade
 from anesurgery.show import summary
@@ -283,16 +284,22 @@ def test_any_report_is_cut_to_a_screen() -> None:
     assert max(map(len, shown)) <= WIDTH
 
 
-def test_what_was_tried_is_not_named_again() -> None:
-    shown = on_a_screen(
-        Report("a line"), inspection(three()), lambda name: f"fix {name}", {"fold_long_axis", "compute_fp16"}
-    )
+@pytest.mark.parametrize("why", ["is not constant", "tried and undone: the expected time would rise"])
+@pytest.mark.parametrize("kind", ["legality", "numeric"])
+def test_what_was_tried_is_named_again_only_if_it_repairs_numbers_and_was_slow(why: str, kind: str) -> None:
+    rows = [
+        *three(),
+        row(9, "exp", "ane", findings=(finding(kind=kind, message="inf", remedy="scale_shares"),)),
+    ]
+    tried = {name: Refusal(why) for name in ("fold_long_axis", "compute_fp16", "scale_shares")}
+    shown = on_a_screen(Report("a line"), inspection(rows), lambda name: f"fix {name}", tried)
     from anesurgery.show.console import as_text
 
     text = as_text(shown)
     assert "fix pad_last_axis" in text
     assert "fold_long_axis" not in text
     assert "cast_0" not in text
+    assert ("fix scale_shares" in text) == (kind == "numeric" and "rise" in why)
 
 
 def test_a_reason_is_cut_at_the_end_of_a_clause() -> None:

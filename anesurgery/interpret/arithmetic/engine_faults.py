@@ -471,8 +471,9 @@ FAULTS: tuple[Fault, ...] = (
         names("reduce_log_sum_exp"),
         what="reduce_log_sum_exp does not subtract the maximum first: if the sum of exponentials exceeds "
         "65504, it gives 0",
-        source=f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
-        seen="M3 Max, macOS 26, CPU_AND_NE",
+        source=f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213; "
+        "FluidInference/mobius: models/computer-use/lfm350/coreml/reports/ane-optimization",
+        seen="M3 Max, macOS 26, CPU_AND_NE; in the scores of a language model on an unnamed Mac, CPU_AND_NE",
         chips=("M3",),
         systems=(("macOS", 26),),
         fp16_only=True,

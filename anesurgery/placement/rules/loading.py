@@ -33,7 +33,7 @@ from anesurgery.mil import (
 from anesurgery.ops import ATTENTION, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import axes_of, readers_after, value_before
+from anesurgery.semantics.reading import axes_of, counts_back_over_one, readers_after, value_before
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -500,6 +500,14 @@ def _strided_lengths(ops: list[Operation]) -> str:
     return _counted(long, "convolution* with a stride over a long axis")
 
 
+def _last_of_one(ops: list[Operation]) -> str:
+    """Find slices that count from the end of an axis of length 1."""
+    slices = (op for op in ops if op.op_type == "slice_by_index" and static_shape(op.x) is not None)
+    return _counted(
+        (op for op in slices if counts_back_over_one(op)), "slice* with the index -1 of an axis of length 1"
+    )
+
+
 def _volumes(ops: list[Operation]) -> str:
     """Find convolutions over large volumes."""
     shapes = ((op, static_shape(op.outputs[0]) or ()) for op in ops if op.op_type == "conv")
@@ -629,6 +637,18 @@ REPORTS = (
         advice="run smaller volumes, or convolve in two dimensions",
         systems=(("macOS", 13),),
         remedy="split_conv3d",
+        outcome=Outcome.ABORTED,
+    ),
+    LoadReport(
+        "crash-last-of-one",
+        "a slice with the index -1 of an axis of length 1 crashed in the GPU back end "
+        '("subRange.start (18446744073709551615)"). The CPU ran it',
+        source="john-rocky/CoreML-Models: docs/coreml_conversion_notes.md",
+        seen="an iPhone, any compute units with the GPU; chip and OS not given",
+        units=GPU,
+        form=_last_of_one,
+        advice="use the index 0, or squeeze the axis",
+        remedy="remove_identity",
         outcome=Outcome.ABORTED,
     ),
     LoadReport(

@@ -145,4 +145,5 @@ def empty_rows(op: Operation, target: Target) -> str:
     cond = op.inputs.get("cond")
     if not isinstance(cond, Var) or _is_causal(op) or _depends_on_no_input(cond):
         return ""
-    return f"%{cond.name} is dynamic, and a row without a score to keep is all -inf"
+    why = "" if math.isinf(fill.number) else f": {fill.number:g} is -inf in fp16"
+    return f"a row that keeps no score gives NaN{why}"

@@ -11,9 +11,12 @@ of states are in `shapes.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from anesurgery.display import byte_words
+from anesurgery.errors import Refusal
+from anesurgery.facts.moves import computed_cuts
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import (
     Function,
@@ -108,6 +111,14 @@ _LATE_SHAPE = general(
     scope=Scope(os="seen on M1 Max, macOS 26 and 27"),
     advice="give the length as a constant, and mask the rest",
 )
+_LATE_CUT = replace(
+    _LATE_SHAPE,
+    id="compile-late-cut",
+    because="coremltools gives a slice between computed ends a dynamic length even if its size is constant, "
+    "and the compilers refuse such shapes",
+    advice="slice a constant number of elements from the computed start",
+    remedy="slice_of_size",
+)
 _NORM_VALUES = _large(
     "compile-norm-values",
     "of three instances of a transformer block at 64x64, two failed to compile and one compiled: it depended "
@@ -157,7 +168,17 @@ _COARSE_TABLE = _large(
     scope=Scope(os="seen on M4, macOS 26.6.2, coremltools 9.0"),
     advice="compress the fp16 model to int8, or with a palette for each group of channels, and compare",
 )
-SLOW_LOADS = (_MINUTES, _OUT_OF_MEMORY, _HISTORY, _LATE_SHAPE, _NORM_VALUES, _PALETTE_STATE, _WAVEFORM, _PHONE)
+SLOW_LOADS = (
+    _MINUTES,
+    _OUT_OF_MEMORY,
+    _HISTORY,
+    _LATE_SHAPE,
+    _LATE_CUT,
+    _NORM_VALUES,
+    _PALETTE_STATE,
+    _WAVEFORM,
+    _PHONE,
+)
 """The rules of `slow_loads`; the list of known loads in the docs is made from them."""
 
 
@@ -213,6 +234,12 @@ def _dynamic_shapes(function: Function, ops: list[Operation]) -> Messages:
         if any(is_tensor(v) and any_symbolic(v.shape or ()) for v in op.outputs):
             dynamic = [v.name for _, v in operands(op) if not is_stored(v)]
             words = shape_in_words(op.outputs[0].shape)
+            if op.op_type == "slice_by_index" and not isinstance(computed_cuts(op), Refusal):
+                yield (
+                    _LATE_CUT,
+                    f"%{op.outputs[0].name} is {words}: its ends are computed, but its size is constant",
+                )
+                return
             yield _LATE_SHAPE, f"%{op.outputs[0].name} is {words}, made of %{[op.name, *dynamic][-1]}"
             return
 
@@ -389,6 +416,7 @@ FAILING: dict[str, frozenset[str]] = {
     "abort-int8-gpu": frozenset(),
     "compile-memory": frozenset({"A17"}),
     "compile-history": frozenset({"M5"}),
+    "compile-late-cut": frozenset(),
     "compile-late-shape": frozenset(),
     "hang-nearest-pool": frozenset(),
     "refused-cache-scatter": frozenset(),

@@ -1,0 +1,120 @@
+"""Slice a constant number of elements from a computed start, so that all that follows has a static shape.
+
+Before::
+
+    main(%x: 1x32, %place: 1xint32) {
+      %start: int32 = squeeze(x=%place)
+      %end: int32 = add(x=%start, y=8)
+      %begins: 2xint32 = concat(values=(0, %start), axis=0)
+      %ends: 2xint32 = concat(values=(1, %end), axis=0)
+      %y: 1x? = slice_by_index(x=%x, begin=%begins, end=%ends)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x32, %place: 1xint32) {
+      %start: int32 = squeeze(x=%place)
+      %y_slice_of_size_maximum: int32 = maximum(x=%start, y=0)
+      %y_slice_of_size_minimum: int32 = minimum(x=%y_slice_of_size_maximum, y=24)
+      %y_slice_of_size_concat: 2xint32 = concat(values=(0, %y_slice_of_size_minimum), axis=0)
+      %y: 1x8 = slice_by_size(x=%x, begin=%y_slice_of_size_concat, size=[1, 8])
+      return %y
+    }
+
+PyTorch's `x[:, i : i + 8]` is converted so, and so is a crop around a computed centre,
+`x[:, :, y - 112 : y + 112]`. coremltools does not see that the ends are a constant distance apart, and
+gives every axis a dynamic length. Outputs whose shape becomes static are declared.
+
+Where the old slice would leave the tensor, it returned fewer elements. The new one starts at the nearest
+place from which it fits. If intervals show that the start fits, it is used as it is.
+
+Refuses when the ends of an axis are not one computed number plus constants, when the slice has strides,
+when it would take no elements, and when the shape of `x` is dynamic.
+
+Why it helps: the compilers of the engine and of the CPU refused shapes that depend on computed values
+(reported: M1 Max, macOS 26 and 27, by ironblock/sidekick: docs/DECISIONS.md D15). What the pass gains in
+time was not measured.
+
+Grade: bit for bit, for starts from which the slice fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.facts.moves import Cut, computed_cuts
+from anesurgery.semantics.intervals import interval
+
+
+@dataclass(frozen=True)
+class SliceOfSize(Rewrite):
+    """`slice_by_index` between two computed ends as `slice_by_size`."""
+
+    name = "slice_of_size"
+    kinds = frozenset({"slice_by_index"})
+    refines = True
+
+    def run(self, program: Program, session: Session) -> None:
+        """Rewrite, and declare the outputs whose sizes are static now."""
+        before = _shapes(program)
+        super().run(program, session)
+        for name, shape in _shapes(program).items():
+            if shape != before.get(name, shape):
+                words = f"{name} is {shape}, it was {before[name]}"
+                session.contract.append(an.InterfaceChange(words, (name,)))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Match slices with computed ends that are a constant distance apart."""
+        if an.constant(m.root.begin) is not None and an.constant(m.root.end) is not None:
+            return an.NO_MATCH
+        cuts = computed_cuts(m.root)
+        return cuts if isinstance(cuts, Refusal) else m.bind(cuts=cuts)
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
+        """Draw starts from which the slice fits."""
+        for cut, length in zip(m.cuts, m.root.x.shape, strict=True):
+            if var is cut.base:
+                return (rng.integers(0, length - cut.size + 1, size=var.shape) - cut.shift).astype(np.int32)
+        return None
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Join the starts, slice, and drop the axes of which one element is taken."""
+        starts = [_start(mb, cut, length) for cut, length in zip(m.cuts, m.root.x.shape, strict=True)]
+        sizes = [cut.size for cut in m.cuts]
+        y = mb.slice_by_size(x=m.root.x, begin=mb.concat(values=starts, axis=0), size=sizes)
+        dropped = [axis for axis, cut in enumerate(m.cuts) if cut.single]
+        return mb.squeeze(x=y, axes=dropped) if dropped else y
+
+
+def _shapes(program: Program) -> dict[str, str]:
+    """Return the shapes of the outputs in words."""
+    outputs = (v for function in program.functions.values() for v in function.outputs)
+    return {v.name: an.shape_in_words(v.shape) for v in outputs}
+
+
+def _start(mb: Builder, cut: Cut, length: int) -> Var | np.int32:
+    """Return the first place of a cut, moved into the tensor if the cut may not fit."""
+    if cut.base is None:
+        return np.int32(cut.shift)
+    start = mb.add(x=cut.base, y=np.int32(cut.shift)) if cut.shift else cut.base
+    low, high = interval(cut.base)
+    if low + cut.shift < 0:
+        start = mb.maximum(x=start, y=np.int32(0))
+    if high + cut.shift > length - cut.size:
+        start = mb.minimum(x=start, y=np.int32(length - cut.size))
+    return start
+
+
+@an.example((1, 32), mb.TensorSpec((1,), dtype=an.types.int32))
+def example(x: Var, place: Var) -> Var:
+    """Eight numbers from a place on."""
+    start = mb.squeeze(x=place, name="start")
+    end = mb.add(x=start, y=np.int32(8), name="end")
+    begins = mb.concat(values=(np.int32(0), start), axis=0, name="begins")
+    ends = mb.concat(values=(np.int32(1), end), axis=0, name="ends")
+    return mb.slice_by_index(x=x, begin=begins, end=ends, name="y")

@@ -80,13 +80,15 @@ def _computed_update(op: Operation, target: Target) -> str:
     """Name a slice update at computed positions."""
     if op.inputs.get("begin") is None or op.begin.val is not None:
         return ""
-    return f"%{op.x.name} is written at places that are computed"
+    return f"reported to crash: %{op.x.name} is written at places that are computed"
 
 
 def _empty(op: Operation, target: Target) -> str:
     """Name an empty value."""
     empty = next((v for v in op.outputs if 0 in (static_shape(v) or ())), None)
-    return "" if empty is None else f"%{empty.name} is {shape_in_words(empty.shape)}, without elements"
+    if empty is None:
+        return ""
+    return f"reported to crash: %{empty.name} is {shape_in_words(empty.shape)}, without elements"
 
 
 def _topk_words(op: Operation, target: Target) -> str:
@@ -151,6 +153,7 @@ OWN = (
         grade=Grade.REPORTED,
         scope=Scope(os="chip not given"),
         kind="memory",
+        remedy="masked_write",
         advice="blend with a mask, or write along the last axis on the host",
     ),
     Rule(

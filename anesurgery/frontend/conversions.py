@@ -421,7 +421,7 @@ def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
 
 
 def _sums_by(host: Convert, context: Any, node: Any, divisor: int) -> None:
-    """Convert the sum of each window by a divisor: the mean of all its places, padding included, has the sum."""
+    """Convert the sum of each window by a divisor: of the mean with padding."""
     name, kernel = node.name, known_value(inputs_of(context, node)[1])
     for position, value in ((5, mb.const(val=True)), (6, None)):
         context.add(value, torch_name=f"{name}_{position}")

@@ -35,6 +35,8 @@ FAILING_LOADS = frozenset(
         EMPTY_SLICE.id,
         LONG_AXIS.id,
         *(r.id if r.makes_claims else f"{r.id}-elsewhere" for r in REPORTS),
+        "coreai-computed-place",
+        "coreai-empty",
     )
 )
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""

@@ -166,6 +166,7 @@ OWN = (
         grade=Grade.REPORTED,
         scope=Scope(os="chip not given"),
         kind="memory",
+        remedy="drop_empty_parts",
         advice="leave the empty part out of the split, or the output out of the model",
     ),
     Rule(

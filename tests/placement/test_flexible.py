@@ -279,7 +279,9 @@ def test_a_window_that_fits_one_size_alone(window: int, step: int, said: bool) -
 
     shapes = ct.EnumeratedShapes([(1, 3, 96, 96), (1, 3, 144, 144)])
     model = ct.convert(program, inputs=[ct.TensorType("x", shape=shapes)], skip_model_load=True)
-    words = [f.message for f in ane.inspect(model, "M1/macOS 14").findings if f.rule == "dyn-fixed-window"]
+    found = ane.inspect(model, "M1/macOS 14")
+    words = [f.message for f in found.findings if f.rule == "dyn-fixed-window"]
+    assert (costs(found)[0].rule == "dyn-fixed-window") == said
     assert [f"keeps a window of {window}x{window} at every size" in w for w in words] == [True] * said
 
 

@@ -395,7 +395,8 @@ def cancelled_rows(op: Operation) -> str:
     turned ^= op.op_type == "matmul" and stored is op.y
     if shape[0 if turned else 1] < LEAST_TERMS or math.prod(shape) > MOST_EXAMINED:
         return ""
-    matrix = np.asarray(constant(stored))
+    if (matrix := constant(stored)) is None:  # compressed
+        return ""
     terms = (matrix.T if turned else matrix)[:: 1 + shape[1 if turned else 0] // ROWS].astype(np.float32)
     shares = np.abs(terms.sum(1)) / np.maximum(np.abs(terms).sum(1), fp16.LEAST)
     is_lost = 0 < np.median(shares) < ROUNDED_OFF

@@ -386,18 +386,21 @@ ROUNDED_OFF = 2.0**-11
 
 
 def cancelled_rows(op: Operation) -> str:
-    """Report a stored matrix in fp16 whose rows add up to less than fp16 has rounded off their terms."""
+    """Report a square matrix in fp16, such as an inverse, whose rows add up to less than fp16 has rounded off.
+
+    Rows of a spectrum cancel too, but what they lose is small beside a tone; their matrix is seldom square.
+    """
     stored = next((v for name in ("weight", "x", "y") if (v := op.inputs.get(name)) and is_stored(v)), None)
     shape = None if stored is None else static_shape(stored)
     if stored is None or shape is None or np_dtype(stored) != np.float16 or len(shape) != 2:
         return ""
     turned = op.op_type == "matmul" and flag(op, f"transpose_{'x' if stored is op.x else 'y'}")
     turned ^= op.op_type == "matmul" and stored is op.y
-    if shape[0 if turned else 1] < LEAST_TERMS or math.prod(shape) > MOST_EXAMINED:
+    if shape[0] != shape[1] or shape[0] < LEAST_TERMS or math.prod(shape) > MOST_EXAMINED:
         return ""
     if (matrix := constant(stored)) is None:  # compressed
         return ""
-    terms = (matrix.T if turned else matrix)[:: 1 + shape[1 if turned else 0] // ROWS].astype(np.float32)
+    terms = (matrix.T if turned else matrix)[:: 1 + shape[0] // ROWS].astype(np.float32)
     shares = np.abs(terms.sum(1)) / np.maximum(np.abs(terms).sum(1), fp16.LEAST)
     is_lost = 0 < np.median(shares) < ROUNDED_OFF
     return f"fp16 rounds off more of %{stored.name} than its rows add up to" if is_lost else ""
@@ -650,7 +653,7 @@ RULES = (
         "apple/coremltools: issue 1617; its matrix, converted with coremltools 9.0 and run in our interpreter",
         test=lambda op, target: cancelled_rows(op),
         grade=Grade.MEASURED,
-        advice="convert again with this product, and what feeds it, in fp32: compute_precision",
+        advice="convert this product, and what feeds it, in fp32 (compute_precision)",
     ),
     _lint(
         "lost-infinity",

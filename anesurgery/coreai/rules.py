@@ -147,11 +147,12 @@ OWN = (
     Rule(
         "coreai-computed-place",
         names("slice_update"),
-        "an update at a computed place was reported to crash",
-        TORCH.format("issue 6"),
+        "an update at a computed place crashed at the first run, on the GPU and the engine; at a place from "
+        "the length of an input, it ran",
+        f"{TORCH.format('issue 6')}; apple/coreai-models: issue 5",
         test=_computed_update,
         grade=Grade.REPORTED,
-        scope=Scope(os="chip not given"),
+        scope=Scope(os="seen on an iPhone 17 Pro and a Mac Studio, betas of iOS 27 and macOS 27"),
         kind="memory",
         remedy="masked_write",
         advice="blend with a mask, or write along the last axis on the host",
@@ -161,7 +162,7 @@ OWN = (
         names("split slice_by_index slice_by_size"),
         "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
         "though nothing read it, and an output at the first run; with CPU only, both ran",
-        TORCH.format("issue 68"),
+        f"{TORCH.format('issue 68')}; ultralytics/ultralytics: pull request 25926",
         test=_empty,
         grade=Grade.REPORTED,
         scope=Scope(os="chip not given"),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var
 from anesurgery.rewriting.passes import cache_example
 
 
@@ -29,15 +29,10 @@ class MaskedWrite(Rewrite):
     """`slice_update` at a dynamic place as a selection."""
 
     name = "masked_write"
+    kinds = frozenset({"slice_update"})
     follows = ("add_cache",)
-    shares_inner = True
     tolerates_nonfinite = False
     """Rows that are brought to their places are multiplied by 0 elsewhere."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Look for a slice whose end is its begin plus a constant."""
-        end = op.add(x=var("begin"), y=var("size"), commutes=True)
-        return op.slice_update(x=var("x"), update=var("update"), begin=var("begin"), end=end)
 
     def check(self, m: Match) -> Match | Refusal:
         """Match one dynamic axis, and floats if several rows are moved."""
@@ -52,18 +47,16 @@ class MaskedWrite(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw places that exist."""
-        if var is not m.begin:
-            return None
         part: _DynamicSlice = m.part
-        first = list(part.starts)
-        first[part.axis] = int(rng.integers(0, part.length - part.size + 1))
-        return np.array(first, np.int32)
+        return (
+            rng.integers(0, part.length - part.size + 1, (1,)).astype(np.int32) if var is part.place else None
+        )
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Select the new rows at their places, and the old ones elsewhere."""
         part: _DynamicSlice = m.part
         name = m.root.name
-        at = mb.slice_by_size(x=m.begin, begin=[part.axis], size=[1], name=f"{name}_at")
+        at = part.place
         along = [-1 if a == part.axis else 1 for a in range(m.x.rank)]
         places = np.arange(part.length, dtype=np.int32).reshape(along)
         update: Var = m.update
@@ -94,6 +87,8 @@ class _DynamicSlice:
     """Where the update begins; 0 on the dynamic axis."""
     axis: int
     """The dynamic one."""
+    place: Var
+    """Where it begins along this axis."""
 
     @property
     def length(self) -> int:
@@ -131,24 +126,26 @@ def _dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
         return Refusal("a shape is dynamic, or an axis is dropped", op)
     if set(an.ints(op, "stride")) - {1} or any(an.ints(op, "squeeze_mask")):
         return Refusal("it has strides, or drops an axis", op)
-    begins, lengths = _entries(op.begin), _lengths(op)
+    begins = _entries(op.begin)
+    lengths = None if begins is None else _lengths(op, begins)
     if begins is None or lengths is None:
         words = "the place is not a concat of constants and one dynamic number, or its size is not read"
         return Refusal(words, op)
     from_start, to_end = (an.ints(op, name) or [0] * len(shape) for name in ("begin_mask", "end_mask"))
     starts = [0 if masked else begin for begin, masked in zip(begins, from_start, strict=True)]
-    dynamic = [axis for axis, start in enumerate(starts) if isinstance(start, Var)]
+    dynamic = [(axis, start) for axis, start in enumerate(starts) if isinstance(start, Var)]
     if len(dynamic) != 1:
         return Refusal(f"{len(dynamic) or 'no'} axes have a dynamic place", op)
-    axis = dynamic[0]
+    axis, place = dynamic[0]
     if to_end[axis] or lengths[axis] != sizes[axis]:
         return Refusal(f"the slice is not as long as the {sizes[axis]} rows that are written", op)
     known = tuple(0 if isinstance(s, Var) else s for s in starts)
     for a, (start, size, length) in enumerate(zip(known, sizes, shape, strict=True)):
-        ends_after_size = start + size == length if to_end[a] else not from_start[a] and lengths[a] == size
+        reaches_end = to_end[a] or (not from_start[a] and start + lengths[a] >= length)
+        ends_after_size = start + size == length if reaches_end else not from_start[a] and lengths[a] == size
         if a != axis and not (ends_after_size and 0 <= start <= length - size):
             return Refusal(f"what is written along axis {a} cannot be read", op)
-    return _DynamicSlice(shape, sizes, known, axis)
+    return _DynamicSlice(shape, sizes, known, axis, place)
 
 
 def _entries(var: Var) -> list[int | Var] | None:
@@ -165,13 +162,29 @@ def _entries(var: Var) -> list[int | Var] | None:
     return entries
 
 
-def _lengths(op: an.Operation) -> list[int] | None:
-    """Return the constants that are added to the begin of a slice to give its end; None if there are none."""
-    end = an.producer(op.end, "add")
-    if end is None or op.begin not in (end.x, end.y):
+def _lengths(op: an.Operation, begins: list[int | Var]) -> list[int] | None:
+    """Return how far each end of a slice is from its begin; None where that is not a constant."""
+    if (sizes := _added(op.begin, op.end)) is not None:
+        return [int(size) for size in np.broadcast_to(sizes, len(begins))]
+    ends = _entries(op.end) or []
+    lengths = [_distance(begin, end) for begin, end in zip(begins, ends, strict=False)]
+    return lengths if len(lengths) == len(begins) and None not in lengths else None  # type: ignore[return-value]
+
+
+def _distance(begin: int | Var, end: int | Var) -> int | None:
+    """Return how far an end is from its begin; None where that is not a constant."""
+    if isinstance(begin, int) and isinstance(end, int):
+        return end - begin
+    sizes = _added(begin, end) if isinstance(begin, Var) and isinstance(end, Var) else None
+    return None if sizes is None else int(np.ravel(sizes)[0])
+
+
+def _added(begin: Var, end: Var) -> an.Array | None:
+    """Return the constants that are added to a begin to give an end; None if there are none."""
+    add = an.producer(end, "add")
+    if add is None or begin not in (add.x, add.y):
         return None
-    size = an.constant(end.y if end.x is op.begin else end.x)
-    return None if size is None else [int(v) for v in np.broadcast_to(size, an.static_shape(op.begin) or ())]
+    return an.constant(add.y if add.x is begin else add.x)
 
 
 example = cache_example

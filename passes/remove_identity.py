@@ -21,14 +21,12 @@ After::
 
 An identity goes, and so does a slice of everything; if the slice drops axes of length 1, it becomes a squeeze.
 PyTorch's `x[:, -1]` is such a slice where the axis has one element. A slice that counts from the end of an axis
-of length 1 and cuts another axis counts from 0 instead. A split without its empty parts takes its place, if
-nothing reads these.
+of length 1 and cuts another axis counts from 0 instead.
 
-Refuses when the op makes an output of the model, since outputs have names of their own, and when an empty part
-of a split is read.
+Refuses when the op makes an output of the model, since outputs have names of their own.
 
 Why it helps: patterns of other passes match across the place where the op stood. The index -1 of an axis of
-length 1 crashed on the GPU of an iPhone, and empty parts ended Core AI's process (reported).
+length 1 crashed on the GPU of an iPhone (reported).
 
 Grade: bit for bit.
 """
@@ -39,7 +37,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
-from anesurgery.semantics.reading import axis_of, counts_back_over_one, slice_places, sliced
+from anesurgery.semantics.reading import counts_back_over_one, slice_places, sliced
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,11 @@ class RemoveIdentity(Rewrite):
     """`identity(x)` becomes `x`, and so does a slice of everything."""
 
     name = "remove_identity"
-    kinds = frozenset({"identity", "slice_by_index", "split"})
+    kinds = frozenset({"identity", "slice_by_index"})
 
     def check(self, m: Match) -> Match | Refusal:
         """Does it move nothing, and make no output?"""
         op = m.root
-        if op.op_type == "split":
-            return _without_empty_parts(m)
         dropped = []
         if op.op_type == "slice_by_index":
             if (places := slice_places(op)) is None or not (_takes_all(op, places) or counts_back_over_one(op)):
@@ -65,13 +61,9 @@ class RemoveIdentity(Rewrite):
             return Refusal(f"it makes the output %{op.outputs[0].name}", op)
         return m.bind(places=None, dropped=dropped)
 
-    def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
-        """Return the operand, without the axes that were dropped; or the parts of a split."""
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Return the operand, without the axes that were dropped."""
         x: Var = m.root.x
-        if m.root.op_type == "split":
-            sizes = [v.shape[m.axis] for v in m.parts]
-            new = mb.split(x=x, split_sizes=sizes, axis=m.axis) if len(sizes) > 1 else [x]
-            return dict(zip(m.parts, new, strict=True))
         if m.places is not None:
             strides = [along.stride for along in sliced(m.root)]
             x = mb.slice_by_index(x=x, begin=m.places[0], end=m.places[1], stride=strides)
@@ -80,19 +72,6 @@ class RemoveIdentity(Rewrite):
 
 def _takes_all(op: Operation, places: tuple[list[int], list[int]]) -> bool:
     return not any(places[0]) and places[1] == list(op.x.shape) and all(a.stride == 1 for a in sliced(op))
-
-
-def _without_empty_parts(m: Match) -> Match | Refusal:
-    """Match a split with empty parts that nothing reads."""
-    empty = [v for v in m.root.outputs if 0 in v.shape]
-    if not empty:
-        return an.NO_MATCH
-    if read := next((v for v in empty if an.consumers(v) or an.is_output(v)), None):
-        return Refusal(f"the empty part %{read.name} is read", m.root)
-    parts = [v for v in m.root.outputs if v not in empty]
-    if len(parts) == 1 and an.is_output(parts[0]):
-        return Refusal(f"it makes the output %{parts[0].name}", m.root)
-    return m.bind(parts=parts, axis=axis_of(m.root))
 
 
 @an.example((1, 4))

@@ -80,7 +80,7 @@ def _computed_update(op: Operation, target: Target) -> str:
     """Name a slice update at computed positions."""
     if op.inputs.get("begin") is None or op.begin.val is not None:
         return ""
-    return f"%{op.x.name} is written at places that are computed"
+    return f"reported to crash: %{op.x.name} is written at places that are computed"
 
 
 def _empty(op: Operation, target: Target) -> str:
@@ -104,19 +104,6 @@ def _topk_words(op: Operation, target: Target) -> str:
     return f"%{op.outputs[0].name} is a topk"
 
 
-EMPTY = Rule(
-    "coreai-empty",
-    names("slice_by_index slice_by_size"),
-    "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
-    "though nothing read it, and an output at the first run; with CPU only, both ran",
-    f"{TORCH.format('issue 68')}; ultralytics/ultralytics: pull request 25926",
-    test=_empty,
-    grade=Grade.REPORTED,
-    scope=Scope(os="M4 Max, macOS 27.0"),
-    kind="memory",
-    advice="leave the empty part out of the split, or the output out of the model",
-)
-"""The rule about empty slices; that about empty parts of a split differs in its repair."""
 OWN = (
     Rule(
         "coreai-folded-cast",
@@ -168,16 +155,29 @@ OWN = (
     Rule(
         "coreai-computed-place",
         names("slice_update"),
-        "an update at a computed place was reported to crash",
-        TORCH.format("issue 6"),
+        "an update at a computed place crashed at the first run, on the GPU and the engine; at a place from "
+        "the length of an input, it ran",
+        f"{TORCH.format('issue 6')}; apple/coreai-models: issue 5",
         test=_computed_update,
         grade=Grade.REPORTED,
-        scope=Scope(os="chip not given"),
+        scope=Scope(os="seen on an iPhone 17 Pro and a Mac Studio, betas of iOS 27 and macOS 27"),
         kind="memory",
+        remedy="masked_write",
         advice="blend with a mask, or write along the last axis on the host",
     ),
-    EMPTY,
-    replace(EMPTY, id="coreai-empty-part", ops=names("split"), remedy="remove_identity"),
+    Rule(
+        "coreai-empty",
+        names("split slice_by_index slice_by_size"),
+        "a value without elements ended the process on the GPU and the engine: a section of a split at load, "
+        "though nothing read it, and an output at the first run; with CPU only, both ran",
+        f"{TORCH.format('issue 68')}; ultralytics/ultralytics: pull request 25926",
+        test=_empty,
+        grade=Grade.REPORTED,
+        scope=Scope(os="M4 Max, macOS 27.0"),
+        kind="memory",
+        remedy="drop_empty_parts",
+        advice="leave the empty part out of the split, or the output out of the model",
+    ),
     Rule(
         "coreai-uneven-heads",
         names("scaled_dot_product_attention"),

@@ -14,13 +14,20 @@ import torch
 
 from anesurgery.interpret.arithmetic.precision import in_run_dtype, rounding, run_dtype
 from anesurgery.interpret.table import TABLE
-from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape, types
+from anesurgery.mil import Block, Operation, Var, constant, np_dtype, operands, static_shape, types
 from anesurgery.ops import POINTWISE, VIEWS
+from anesurgery.semantics.analysis_cache import cached
 
 MOST_ROUNDS = 4096
 """The most rounds of a loop that are counted: longer loops are not unrolled, and a round takes 10 us per op."""
 
+MOST_UNROLLED = 64
+"""The most rounds of a loop that `unroll_loop` unrolls by default: each round is written out."""
+MOST_WRITTEN = 2000
+"""The most ops that it writes by default."""
 
+
+@cached
 def loop_rounds(op: Operation) -> int | None:
     """Return the number of rounds of a `while_loop`; None where an input decides, or above `MOST_ROUNDS`."""
     condition, body = op.blocks
@@ -32,6 +39,14 @@ def loop_rounds(op: Operation) -> int | None:
         known = dict(zip(body.inputs, values, strict=True))
         values = [_single_number(v, known) for v in body.outputs]
     return None
+
+
+def is_short(op: Operation) -> bool:
+    """Return whether a `while_loop` has a known number of rounds, few enough for `unroll_loop`."""
+    inside = (inner for inner in op.blocks[1].operations if inner.op_type != "const")
+    ops = sum(np_dtype(inner.outputs[0]).kind == "f" for inner in inside)  # others count, and are folded
+    rounds = loop_rounds(op)
+    return rounds is not None and rounds <= MOST_UNROLLED and rounds * ops <= MOST_WRITTEN
 
 
 def ops_with_run_counts(block: Block) -> Iterator[tuple[Operation, int]]:

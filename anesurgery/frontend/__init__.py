@@ -349,6 +349,7 @@ def register() -> None:
     keep_biases()
     stop_at_full_reductions()
     merge_axes()
+    scale_channels()
     _compute_bfloat16_as_float32()
     _know_floats_whole()
 
@@ -564,6 +565,27 @@ def _without_axes(update: Any, host: Callable[..., None]) -> Callable[..., None]
             self.axes_var, self.axes_op = None, op
 
     return init
+
+
+# An image may have a scale for each channel; coremltools gives its biases three axes, and not its scales.
+
+
+def scale_channels() -> None:
+    """Multiply each channel of an image by its own scale; a second call changes nothing."""
+    from coremltools.converters.mil.backend.mil.passes import insert_image_preprocessing_op as images
+
+    if images._insert_image_preprocessing_ops.__module__ != __name__:
+        images._insert_image_preprocessing_ops = _with_scales(images._insert_image_preprocessing_ops)
+
+
+def _with_scales(host: Callable[[Any], None]) -> Callable[[Any], None]:
+    def insert_image_preprocessing_ops(block: Any) -> None:
+        for image in block.input_types:
+            if np.size(getattr(image, "scale", 1)) > 1:
+                image.scale = np.reshape(image.scale, (-1, 1, 1)).tolist()
+        host(block)
+
+    return insert_image_preprocessing_ops
 
 
 # Values of more than five axes, which Core ML refuses, are computed with fewer.

@@ -392,6 +392,10 @@ def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
 @wrapper
 def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a mean of windows: elements beyond the end do not count in torch."""
+    divisor = known_value(argument(context, node, 6, "divisor_override"))
+    if divisor is not None:
+        _sums_by(host, context, node, divisor)
+        return
     host(context, node)
     mean = context[node.name]
     op = mean.op
@@ -414,6 +418,18 @@ def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
         size = [-1 if a < 2 else int(n) for a, n in enumerate(mean.shape)]
         inside = mb.slice_by_size(x=inside, begin=[0] * inside.rank, size=size)
     context.add(mb.identity(x=inside, name=f"{node.name}_inside"), torch_name=node.name, override=True)
+
+
+def _sums_by(host: Convert, context: Any, node: Any, divisor: int) -> None:
+    """Convert the sum of each window by a divisor: of the mean with padding."""
+    name, kernel = node.name, known_value(inputs_of(context, node)[1])
+    for position, value in ((5, mb.const(val=True)), (6, None)):
+        context.add(value, torch_name=f"{name}_{position}")
+        _read_instead(node, position, f"{name}_{position}")
+    node.name = f"{name}_mean"
+    host(context, node)
+    node.name, mean = name, context[node.name]
+    context.add(mb.mul(x=mean, y=np_dtype(mean).type(math.prod(kernel) / divisor), name=name))
 
 
 def logcumsumexp(context: Any, node: Any) -> None:

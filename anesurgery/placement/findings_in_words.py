@@ -29,7 +29,7 @@ NOT_FINITE = names(
     "num-atan sdpa-os26"
 )
 """Rules under which results are infinite or NaN; under other rules about numbers they lose digits."""
-CORE_AI_ABORTS = ("coreai-empty", "coreai-empty-part", "coreai-uneven-heads")
+CORE_AI_ABORTS = ("coreai-computed-place", "coreai-empty", "coreai-uneven-heads")
 """Rules of Core AI about forms that end the process at load or at the first run."""
 FAILING_LOADS = frozenset(
     (

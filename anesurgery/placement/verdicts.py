@@ -58,9 +58,10 @@ from anesurgery.placement.rules.legality import (
     SPLIT_ATTENTION,
     TAKES_INT8,
     TAKES_INT16,
+    UNROLL,
     WITH_STATE,
 )
-from anesurgery.placement.rules.slow import FIXED_VALUES, weight_decoders
+from anesurgery.placement.rules.slow import FIXED_VALUES, recurrent_step, remedy_for_control, weight_decoders
 from anesurgery.placement.target import Target
 from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import kind_of, shape_of
@@ -331,7 +332,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             verdict = verdict_of(op, legality)
             legal, reason = verdict.legality
             if depth and legal is not False:
-                legal, reason = False, _nesting_finding(op)
+                legal, reason = False, _nesting_finding(op, target)
             findings = [reason] if reason else []
             findings += _findings_about(op, asked, target)
             if op in fixed and not any(is_output(v) for v in op.outputs):
@@ -394,13 +395,15 @@ NESTED = general(
     grade=Grade.REPORTED,
     scope=Scope(os="read from the compiler and its operations", via="compiler"),
     remedy="unroll_loop",
-    advice="unroll it, or use select",
+    advice=UNROLL,
 )
 
 
-def _nesting_finding(op: Operation) -> Finding:
+def _nesting_finding(op: Operation, target: Target) -> Finding:
     outer = next(_enclosing_ops(op))
-    return NESTED.finding(f"inside {outer.op_type} %{outer.name}", op.outputs[0].name)
+    kind = f"the loop of {network}" if (network := recurrent_step(outer)) else outer.op_type
+    finding = NESTED.finding(f"inside {kind} %{outer.name}", op.outputs[0].name)
+    return replace(finding, remedy=remedy_for_control(outer, target))
 
 
 # The units of all ops.

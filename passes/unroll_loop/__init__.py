@@ -25,6 +25,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
+from anesurgery.facts.loops import MOST_UNROLLED, MOST_WRITTEN
 from anesurgery.mil import reads
 from anesurgery.passes.unroll_loop.inlining import Inliner
 from anesurgery.regions.small_builds import again, joined
@@ -40,9 +41,9 @@ class UnrollLoop(Rewrite):
     kinds = an.ops.CONTROL | READERS
     refines = True
     """The elements of a list are declared with sizes of their own; what is written has those of the program."""
-    max_rounds: int = an.option(64, least=1)
+    max_rounds: int = an.option(MOST_UNROLLED, least=1)
     """Most rounds of a loop that is unrolled."""
-    most_ops: int = an.option(2000, least=1)
+    most_ops: int = an.option(MOST_WRITTEN, least=1)
     """Most ops that a loop may become."""
 
     def check(self, m: Match) -> Match | Refusal:

@@ -20,6 +20,7 @@ from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.rules import numeric
 from anesurgery.placement.target import Target
+from anesurgery.show.costs import costs
 
 pytestmark = needs_core_ai
 
@@ -73,12 +74,6 @@ ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tenso
         [half(1, 5, 4)],
     ),
     "coreai-empty": (of(lambda x: x[:, :0]), [half(1, 9)], of(lambda x: x[:, :1]), [half(1, 9)]),
-    "coreai-empty-part": (
-        of(lambda x: x.split([9, 0], 1)[0] + 1),
-        [half(1, 9)],
-        of(lambda x: x.split([8, 1], 1)[0] + 1),
-        [half(1, 9)],
-    ),
     "coreai-topk-time": (of(lambda x: x.topk(2).values), [half(1, 9)], of(torch.abs), [half(1, 9)]),
     "fault-topk-gather": (
         Head(),
@@ -113,6 +108,45 @@ def test_an_update_at_computed_positions_is_found_also_as_an_output(is_output: b
 
     ane.to_coreai(program, tmp_path / "m.aimodel")
     assert "coreai-computed-place" in rules_at(tmp_path / "m.aimodel")
+
+
+class Cached(nn.Module):
+    """A cache whose row is written at a computed place."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 4, 8).half())
+
+    def forward(self, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        place: Any = step.item()
+        torch._check(place >= 0)  # type: ignore[no-untyped-call]
+        torch._check(place < 4)  # type: ignore[no-untyped-call]
+        self.cache[:, place : place + 1] = x
+        return self.cache.sum(1)
+
+
+def boxes_and_scores(x: torch.Tensor) -> torch.Tensor:
+    boxes, scores, _ = torch.split_with_sizes(x, [4, 5, 0], dim=1)
+    return boxes * scores.amax(1, keepdim=True)
+
+
+CRASHES: dict[str, tuple[nn.Module, list[torch.Tensor], list[str]]] = {
+    "coreai-empty": (of(boxes_and_scores), [half(1, 9)], []),
+    "coreai-computed-place": (Cached(), [half(1, 1, 8), torch.tensor([3], dtype=torch.int32)], ["cache"]),
+}
+
+
+@pytest.mark.parametrize("rule", CRASHES)
+def test_a_reported_crash_comes_first_and_has_a_repair(rule: str, tmp_path: Path) -> None:
+    module, values, states = CRASHES[rule]
+    asset = save_asset(tmp_path / "m.aimodel", module, values, state_names=states)
+    first = costs(ane.inspect(asset, target=PHONE))[0]
+    assert first.rule == rule
+    surgery = ane.apply(asset, first.remedies[0], target=PHONE, quiet=True)
+    ane.to_coreai(surgery.program, tmp_path / "after.aimodel")
+    assert rule not in rules_at(tmp_path / "after.aimodel")
 
 
 @pytest.mark.parametrize("rule", ROWS)

@@ -1,7 +1,10 @@
-"""A scale and a shift of one channel to many, and of as many channels as there are."""
+"""A scale and a shift of one channel to many, of as many channels as there are, and of an image's channels."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -9,6 +12,7 @@ from conversion import convert
 
 from anesurgery import frontend
 from anesurgery.interpret import run
+from anesurgery.mil import ct
 
 MANY = torch.arange(1.0, 4.0).reshape(1, 3, 1, 1)
 
@@ -54,3 +58,19 @@ def test_a_shift_that_is_subtracted_from_a_convolution_stays_the_same_before_it(
     model = convert(module, {"x": x}, "trace", "iOS17", "FLOAT32")
     (found,) = run(model, {"x": x.numpy()}).values()
     assert_close(found, module(x).detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["RGB", "BGR"])
+@pytest.mark.parametrize("width", [3, 8])
+def test_each_channel_of_an_image_has_its_own_scale(width: int, layout: str) -> None:
+    """Of a width of 3, coremltools takes the scales for those of the columns; of others it refuses them."""
+    frontend.register()
+    scale, bias = [1 / 58, 1 / 57, 1 / 60], [-2.1, -2.0, -1.8]
+    module, trace = torch.nn.Conv2d(3, 2, 3).eval(), torch.jit.trace
+    x = np.random.default_rng(0).integers(0, 256, (1, 3, 5, width)).astype(np.float32)
+    image = ct.ImageType("image", x.shape, scale=scale, bias=bias, color_layout=layout)
+    traced: Any = trace(module, torch.zeros(x.shape))  # type: ignore[no-untyped-call]
+    model = ct.convert(traced, inputs=[image], compute_precision=ct.precision.FLOAT32, skip_model_load=True)
+    (found,) = run(model, {"image": x}).values()
+    normal = torch.from_numpy(x) * torch.tensor(scale).view(3, 1, 1) + torch.tensor(bias).view(3, 1, 1)
+    assert_close(found, module(normal).detach().numpy(), rtol=1e-5)

@@ -53,6 +53,11 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x[None], 3, 2, 1, ceil_mode=True, count_include_pad=False
     ),
     "a mean whose window begins in the padding": lambda x: F.avg_pool1d(x, 2, 3, 1, ceil_mode=True),
+    "windows by a divisor": lambda x: F.avg_pool2d(x[None], 3, divisor_override=10),
+    "padded windows by a divisor": lambda x: F.avg_pool2d(
+        x[None], (2, 3), 2, 1, ceil_mode=True, count_include_pad=False, divisor_override=4
+    ),
+    "windows in space by a divisor": lambda x: F.avg_pool3d(x[None, None], (1, 2, 2), 1, divisor_override=3),
     "a floor by a division": lambda x: torch.floor_divide(x, 1) * 2,
     "a floor by a quotient": lambda x: torch.div(x, 1.0, rounding_mode="floor") * 2,
     "the last of an axis": lambda x: torch.narrow(x, -1, -1, 1) * 2,

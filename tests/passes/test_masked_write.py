@@ -23,7 +23,15 @@ def test_a_decoder_writes_what_it_wrote() -> None:
     assert generate(after, [3, 1, 4, 1, 5], 19).written == generate(program, [3, 1, 4, 1, 5], 19).written
 
 
-def written(shape: tuple[int, ...], sizes: tuple[int, ...], axis: int, at: list[int], **masks: Any) -> Program:
+def written(
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    axis: int,
+    at: list[int],
+    by_parts: bool = False,
+    **masks: Any,
+) -> Program:
+    """A slice update; with `by_parts`, its end is put together from numbers, as coreai-torch writes it."""
     specs = [mb.TensorSpec(shape), mb.TensorSpec(sizes), mb.TensorSpec((1,), types.int32)]
 
     @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
@@ -32,7 +40,24 @@ def written(shape: tuple[int, ...], sizes: tuple[int, ...], axis: int, at: list[
         values = [v for v in (ends[0], place, ends[1]) if isinstance(v, Var) or len(v)]
         begin = mb.concat(values=tuple(values), axis=0) if len(values) > 1 else place
         end = mb.add(x=begin, y=np.array(sizes, np.int32))
+        if by_parts:
+            last: list[Any] = [
+                ends[0] + sizes[:axis],
+                mb.add(x=place, y=[sizes[axis]]),
+                ends[1] + sizes[axis + 1 :],
+            ]
+            end = mb.concat(values=[v for v in last if isinstance(v, Var) or len(v)], axis=0)
         return mb.slice_update(x=x, update=update, begin=begin, end=end, name="y", **masks)
+
+    return program
+
+
+def by_two_numbers() -> Program:
+    specs = [mb.TensorSpec((6,)), *(mb.TensorSpec((1,), types.int32) for _ in range(2))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, begin: Var, end: Var) -> Var:
+        return mb.slice_update(x=x, update=np.ones(2, np.float32), begin=begin, end=end, name="y")
 
     return program
 
@@ -43,6 +68,8 @@ CASES: dict[str, tuple[Program, int]] = {
     "a layer": (written((3, 2, 9, 4), (1, 2, 1, 4), 2, [1, 0, 0, 0]), 8),
     "rows of a layer": (written((3, 2, 9, 4), (1, 2, 5, 4), 2, [2, 0, 0, 0]), 4),
     "a part of the width": (written((9, 4), (3, 2), 0, [0, 1]), 6),
+    "an end of its own": (written((2, 3, 9, 4), (2, 3, 1, 4), 2, [0, 0, 0, 0], by_parts=True), 8),
+    "rows with an end of their own": (written((9, 4), (3, 2), 0, [0, 1], by_parts=True), 6),
     "masked": (written((9, 4), (3, 4), 0, [0, 3], begin_mask=[False, True], end_mask=[False, True]), 2),
 }
 
@@ -76,6 +103,8 @@ def test_refusals() -> None:
     assert_refuses(
         MaskedWrite(), written((6, 4, 2), (3, 4, 2), 0, [0, 0, 0]), "3 rows are written along axis 0"
     )
+    other = "not a concat of constants and one dynamic number, or its size is not read"
+    assert_refuses(MaskedWrite(), by_two_numbers(), other)
     program = written((6, 4), (1, 4), 0, [0, 0], end_mask=[True, False])
     assert_refuses(MaskedWrite(), program, "not as long as the 1 rows")
     assert not apply_pass(MaskedWrite(), Decoder().program())[1].refusals

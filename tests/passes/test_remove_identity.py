@@ -54,15 +54,6 @@ def cut(shape: tuple[int, ...], is_output: bool = False, **ends: Any) -> Program
     return program
 
 
-def parted(sizes: list[int], read: int = -1) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 8))], opset_version=ct.target.iOS17)
-    def program(x: Var) -> tuple[Var, ...]:
-        parts = mb.split(x=x, split_sizes=sizes, axis=1)
-        return tuple(mb.tanh(x=part) for n, part in enumerate(parts) if sizes[n] or n == read)
-
-    return program
-
-
 CASES = {
     "a slice of everything": cut((2, 4), begin=[0, 0], end=[2, 4]),
     "open ends": cut((2, 4), begin=[0, 1], end=[1, 2], begin_mask=[True, True], end_mask=[True, True]),
@@ -70,8 +61,6 @@ CASES = {
     "the last of one, as an output": cut((1, 4), True, begin=[-1, 0], end=[0, 4], squeeze_mask=[True, False]),
     "the last of one, and part of another": cut((1, 4), begin=[-1, 1], end=[1, 3]),
     "every second of another": cut((1, 4), begin=[-1, 0], end=[1, 4], stride=[1, 2]),
-    "empty parts": parted([3, 0, 5, 0]),
-    "one part": parted([8, 0]),
 }
 
 
@@ -81,8 +70,6 @@ test_cases, test_surroundings = table(
     *rewrites_each(CASES, rtol=0),
     ignores(cut, (2, 4), begin=[0, -1], end=[2, 4]),
     ignores(cut, (2, 4), begin=[0, 0], end=[2, 4], stride=[1, 2]),
-    ignores(parted, [3, 5]),
     refuses("it makes the output %y", cut, (2, 4), True, begin=[0, 0], end=[2, 4]),
-    refuses("is read", parted, [3, 0, 5], 1),
     refuses("it makes the output %y", an_output_keeps_its_name),
 )

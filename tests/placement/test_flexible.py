@@ -233,6 +233,41 @@ def test_more_shapes_than_apple_documents(count: int, many: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (((1, 256), (1, 512)), True),
+        (((1, 32), (1, 16)), True),
+        (((1, 16), (1, 32)), False),
+        (((16, 16), (32, 32)), False),
+        (((1, 8),), False),
+    ],
+    ids=["longer", "turned", "the same", "a square mask", "fixed"],
+)
+def test_lists_of_two_inputs_go_in_pairs(others: tuple[tuple[int, int], ...], said: bool) -> None:
+    listed = {"x": ((1, 16), (1, 32)), "y": others}
+    shapes: dict[str, Any] = {n: ct.EnumeratedShapes(own) if own[1:] else own[0] for n, own in listed.items()}
+    specs = [mb.TensorSpec((1, get_new_symbol()))]
+    specs += [
+        mb.TensorSpec(
+            [n if len({s[axis] for s in others}) == 1 else get_new_symbol() for axis, n in enumerate(others[0])]
+        )
+    ]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, y: Var) -> tuple[Var, Var]:
+        return mb.relu(x=x), mb.relu(x=y)
+
+    model = ct.convert(
+        program,
+        inputs=[ct.TensorType(*port) for port in shapes.items()],
+        skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS18,
+    )
+    words = [f.message for f in ane.inspect(model, "M1/macOS 15").findings if f.rule == "dyn-enum-pairs"]
+    assert ["go in pairs: 1x16 only with" in w for w in words] == [True] * said
+
+
+@pytest.mark.parametrize(
     ("window", "step", "said"), [(48, 48, True), (14, 14, True), (2, 2, False), (48, 1, False)]
 )
 def test_a_window_that_fits_one_size_alone(window: int, step: int, said: bool) -> None:
@@ -244,7 +279,9 @@ def test_a_window_that_fits_one_size_alone(window: int, step: int, said: bool) -
 
     shapes = ct.EnumeratedShapes([(1, 3, 96, 96), (1, 3, 144, 144)])
     model = ct.convert(program, inputs=[ct.TensorType("x", shape=shapes)], skip_model_load=True)
-    words = [f.message for f in ane.inspect(model, "M1/macOS 14").findings if f.rule == "dyn-fixed-window"]
+    found = ane.inspect(model, "M1/macOS 14")
+    words = [f.message for f in found.findings if f.rule == "dyn-fixed-window"]
+    assert (costs(found)[0].rule == "dyn-fixed-window") == said
     assert [f"keeps a window of {window}x{window} at every size" in w for w in words] == [True] * said
 
 

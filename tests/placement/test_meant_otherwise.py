@@ -228,3 +228,54 @@ def test_inputs_that_no_output_depends_on(program: Callable[[], Program], unused
 def test_a_model_without_inputs() -> None:
     made = mb.program(input_specs=[], opset_version=ct.target.iOS17)(lambda: mb.random_normal(shape=[2, 2]))
     assert found(made, "refused-no-inputs") == ["reported not to load: the function has no inputs"]
+
+
+def product(matrix: Any, form: str) -> Program:
+    """A stored matrix times a value, in one of the forms of MIL."""
+    terms = matrix.shape[1]
+    shape = (terms, 3) if form.startswith("left") else (3, terms)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Any) -> Any:
+        match form:
+            case "left":
+                return mb.matmul(x=matrix, y=x)
+            case "left, transposed":
+                return mb.matmul(x=np.ascontiguousarray(matrix.T), y=x, transpose_x=True)
+            case "right":
+                return mb.matmul(x=x, y=np.ascontiguousarray(matrix.T))
+            case "right, transposed":
+                return mb.matmul(x=x, y=matrix, transpose_y=True)
+        return mb.linear(x=x, weight=matrix)
+
+    return program
+
+
+def spline(points: int) -> Any:
+    """The inverse of the matrix of a thin-plate spline, as rectifiers of text have it."""
+    axis = np.linspace(-1, 1, points)
+    c = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    distance = np.linalg.norm(c[:, None] - c[None], axis=2)
+    np.fill_diagonal(distance, 1)
+    affine = np.concatenate([np.ones((len(c), 1)), c], 1)
+    return np.linalg.inv(np.block([[affine, distance**2 * np.log(distance**2)], [np.zeros((3, 3)), affine.T]]))
+
+
+@pytest.mark.parametrize("form", ["left", "left, transposed", "right", "right, transposed", "linear"])
+def test_rows_that_cancel_are_found_in_each_form(form: str) -> None:
+    assert found(product(spline(31).astype(np.float16), form), "lost-cancelling")
+
+
+MATRICES: dict[str, Any] = {
+    "a trained layer": np.random.default_rng(0).standard_normal((512, 512)),
+    "differences, exact": np.eye(128) - np.eye(128, k=1),
+    "cosines": np.cos(np.pi / 128 * np.arange(128)[:, None] * (np.arange(128) + 0.5)),
+    "few terms": spline(5),
+    "a windowed spectrum": np.cos(np.pi / 64 * np.outer(np.arange(65), np.arange(128))) * np.hanning(128),
+    "columns that cancel": ((np.eye(96) - 1 / 96) @ np.random.default_rng(0).standard_normal((96, 96))),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_other_matrices_are_let_pass(name: str) -> None:
+    assert not found(product(MATRICES[name].astype(np.float16), "linear"), "lost-cancelling")

@@ -13,8 +13,8 @@ from torch import nn
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
+from anesurgery.facts.loops import MOST_UNROLLED
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
-from anesurgery.passes import UnrollLoop
 from anesurgery.placement.rules import slow
 from anesurgery.placement.rules.slow import recurrent_step
 
@@ -145,9 +145,15 @@ def test_the_estimate_of_straight_code_is_that_of_the_unrolled_program() -> None
     assert said == pytest.approx(sum(r.estimate.cpu or 0.0 for r in same if r.estimate), rel=0.02)
 
 
-def test_the_rounds_that_the_advice_names_are_those_of_the_pass() -> None:
-    (rule,) = slow.LOOPS
-    assert f"beyond {UnrollLoop().max_rounds} rounds" in rule.advice
+@pytest.mark.parametrize(("length", "remedy"), [(MOST_UNROLLED, "unroll_loop"), (MOST_UNROLLED + 1, None)])
+def test_unrolling_is_advised_for_loops_that_the_pass_takes(length: int, remedy: str | None) -> None:
+    net, x = Last(), torch.randn(1, length, 8)
+    model = converted(net, x)
+    found = [f for f in ane.inspect(model, "M4").all_findings if f.rule in ("control-flow", "recurrent-loop")]
+    assert {f.rule: f.remedy for f in found} == {"control-flow": remedy, "recurrent-loop": remedy}
+    assert all("a GRU" in f.message for f in found)
+    refusals = ane.apply(model, "unroll_loop", target="M4", quiet=True).refusals
+    assert bool(refusals) == (remedy is None)
 
 
 @pytest.mark.parametrize("both", [False, True])

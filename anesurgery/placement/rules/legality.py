@@ -21,7 +21,7 @@ from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules import faulty_ops
-from anesurgery.placement.rules.slow import lookup_table, weight_decoders
+from anesurgery.placement.rules.slow import lookup_table, remedy_for_control, weight_decoders
 from anesurgery.placement.target import SOURCES, Target
 from anesurgery.regions.heads import SCORES, SUM
 from anesurgery.semantics.reading import flag, number, shape_in_words, shape_of
@@ -334,6 +334,7 @@ class NeverRuns(NamedTuple):
     """Returns the pass for one op, if that depends on the op."""
 
 
+UNROLL = "let the app call the model once for each round; short loops can be unrolled"
 NEVER = (
     NeverRuns(
         "asin acos tan sinh cosh atanh",
@@ -421,7 +422,7 @@ NEVER = (
         "unroll_recurrent",
     ),
     NeverRuns(
-        "cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER, "unroll_loop"
+        "cond while_loop", "control flow stays on the CPU", UNROLL, OLDER, "unroll_loop", remedy_for_control
     ),
     NeverRuns(
         "make_list list_read list_write list_gather list_scatter list_length",

@@ -379,6 +379,33 @@ def _small_factor(op: Operation) -> _SmallFactor | None:
     return None
 
 
+LEAST_TERMS, MOST_EXAMINED, ROWS = 64, 1 << 22, 64
+"""The fewest terms of a sum that are judged, the most elements of a matrix that is read, and the rows of it."""
+ROUNDED_OFF = 2.0**-11
+"""What fp16 may round off a number, of its size. Rows of trained layers add up to 0.01 or more."""
+
+
+def cancelled_rows(op: Operation) -> str:
+    """Report a square matrix in fp16, such as an inverse, whose rows add up to less than fp16 has rounded off.
+
+    Rows of a spectrum cancel too, but what they lose is small beside a tone; their matrix is seldom square.
+    """
+    stored = next((v for name in ("weight", "x", "y") if (v := op.inputs.get(name)) and is_stored(v)), None)
+    shape = None if stored is None else static_shape(stored)
+    if stored is None or shape is None or np_dtype(stored) != np.float16 or len(shape) != 2:
+        return ""
+    turned = op.op_type == "matmul" and flag(op, f"transpose_{'x' if stored is op.x else 'y'}")
+    turned ^= op.op_type == "matmul" and stored is op.y
+    if shape[0] != shape[1] or shape[0] < LEAST_TERMS or math.prod(shape) > MOST_EXAMINED:
+        return ""
+    if (matrix := constant(stored)) is None:  # compressed
+        return ""
+    terms = (matrix.T if turned else matrix)[:: 1 + shape[0] // ROWS].astype(np.float32)
+    shares = np.abs(terms.sum(1)) / np.maximum(np.abs(terms).sum(1), fp16.LEAST)
+    is_lost = 0 < np.median(shares) < ROUNDED_OFF
+    return f"fp16 rounds off more of %{stored.name} than its rows add up to" if is_lost else ""
+
+
 def infinite_factor(op: Operation) -> str:
     """Report a value that is multiplied by an infinity; a rule of its own names the masks of attention."""
     for var in (op.x, op.y):
@@ -620,6 +647,16 @@ RULES = (
         grade=Grade.DOCUMENTED,
         advice="convert again in fp32 and let compute_fp16 choose, or split the constant into two larger "
         "factors",
+    ),
+    _lint(
+        "lost-cancelling",
+        names("linear matmul"),
+        "if the terms of a sum cancel, what fp16 rounded off the weights remains. The inverse of a thin-plate "
+        "spline through 961 points was off by 0.085, where the largest result was 0.93, in fp32 arithmetic too",
+        "apple/coremltools: issue 1617; its matrix, converted with coremltools 9.0 and run in our interpreter",
+        test=lambda op, target: cancelled_rows(op),
+        grade=Grade.MEASURED,
+        advice="convert this product, and what feeds it, in fp32 (compute_precision)",
     ),
     _lint(
         "lost-infinity",

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 
@@ -313,6 +314,15 @@ ENUMERATED_MANY = _shaped(
     grade=Grade.DOCUMENTED,
     advice=f"list at most {MOST_LISTED} shapes",
 )
+ENUMERATED_PAIRS = _port(
+    "dyn-enum-pairs",
+    "with lists of sizes for two inputs, predictions ran with sizes from the same place in both lists, and "
+    "failed with others. Below iOS 18, coremltools refuses a second list, and a network with two failed",
+    "apple/coremltools: issues 1115, 2271; pytorch/executorch: issue 9632; coremltools 9.0, its check, read",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on unnamed Macs, in February 2021 and July 2024"),
+    advice="a function for each pair that the app needs (`ane.sizes`), or pad one input to one size",
+)
 POOLS = names("avg_pool max_pool l2_pool")
 LEAST_FIXED_WINDOW = 14
 """Windows from this size on are taken for those of an adaptive pooling: networks pool by less in one layer."""
@@ -502,6 +512,10 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
     count = len(shapes.listed) if shapes is not None else 0
     if count > MOST_LISTED:
         yield ENUMERATED_MANY, f"{count} enumerated shapes, more than {MOST_LISTED}"
+    if shapes is not None and (pair := _paired_inputs(shapes)):
+        first, second = (shape_in_words(shapes.listed[0][name]) for name in pair)
+        words = f"the sizes of %{pair[0]} and %{pair[1]} go in pairs: {first} only with {second}"
+        yield ENUMERATED_PAIRS, f"{words}, and so on"
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     norms = [op for op in ops if op.op_type == "layer_norm" and op.x.rank == 3]
     if norms:
@@ -509,6 +523,17 @@ def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Mes
     scores = [op for op in ops if op.op_type == "matmul" and len(runtime(op)) == 2]
     if scores:
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
+
+
+def _paired_inputs(shapes: Flexible) -> tuple[str, str] | None:
+    """Return two inputs whose lists hold different lengths, or the same in another order."""
+    lengths: dict[str, list[set[int]]] = {}
+    for name, default in shapes.default.items():
+        listed = [shape[name] for shape in shapes.listed]
+        axes = [axis for axis in range(len(default)) if len({shape[axis] for shape in listed}) > 1]
+        lengths[name] = [{shape[axis] for axis in axes} for shape in listed]
+    pairs = combinations((name for name, own in lengths.items() if any(own)), 2)
+    return next(((a, b) for a, b in pairs if lengths[a] != lengths[b]), None)
 
 
 def _has_fixed_window(op: Operation) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from anesurgery.display import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.loops import loop_rounds
+from anesurgery.facts.loops import is_short, loop_rounds
 from anesurgery.facts.makeup import AFTER_HEADS
 from anesurgery.facts.moves import flattened_from, gathered_rows, moves_in_a_row, reduced_before
 from anesurgery.mil import (
@@ -52,6 +52,7 @@ from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.regions.channel_products import weight_of
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.reading import (
     channels,
@@ -703,6 +704,11 @@ def _estimated_time(ops: Sequence[Operation], count: int, target: Target) -> Est
     return Estimate(sum(e.ane or 0.0 for e in estimates), sum(e.cpu or 0.0 for e in estimates)).times(count)
 
 
+def remedy_for_control(op: Operation, target: Target) -> str | None:
+    """Return the pass that unrolls control flow, unless it is a long loop, or an input says how long."""
+    return "unroll_loop" if op.op_type != "while_loop" or is_short(op) else None
+
+
 LOOPS = (
     Rule(
         "recurrent-loop",
@@ -717,7 +723,8 @@ LOOPS = (
         scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and an unnamed Mac"),
         kind="speed",
         remedy="unroll_loop",
-        advice="make the steps straight code; beyond 64 rounds, unroll_loop(max_rounds=...)",
+        remedy_for=remedy_for_control,
+        advice="make the steps straight code, or let the app call the model once for each step",
     ),
 )
 """The rule about loops that are recurrent networks."""
@@ -738,6 +745,7 @@ STATE_OPERAND = {
 """Ops that move a new state on its way to the next round -> the operand that holds it."""
 
 
+@cached
 def recurrent_step(op: Operation) -> str:
     """Return the network that a `while_loop` steps through, such as "a GRU"; "" where it is none."""
     if op.op_type != "while_loop":

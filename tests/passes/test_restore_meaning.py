@@ -295,6 +295,7 @@ def skipped(rows: int) -> Program:
 
 
 ANGLES = np.arange(64)[:, None] * np.arange(64) * np.pi / 32
+FRAMES = np.eye(32, dtype=HALF)[:, None]
 WEIGHTS: dict[str, tuple[Callable[[], Program], bool]] = {
     "skipped": (lambda: skipped(120), True),
     "palettized": (lambda: skipped(128), False),
@@ -305,6 +306,11 @@ WEIGHTS: dict[str, tuple[Callable[[], Program], bool]] = {
     "sines": (lambda: still(lambda x: mb.linear(x=x, weight=np.sin(ANGLES).astype(HALF)), (2, 64)), False),
     "cosines": (lambda: still(lambda x: mb.linear(x=x, weight=np.cos(ANGLES).astype(HALF)), (2, 64)), False),
     "places": (lambda: still(lambda x: mb.linear(x=x, weight=np.eye(64, dtype=HALF)), (2, 64)), False),
+    "frames": (lambda: still(lambda x: mb.conv_transpose(x=x, weight=FRAMES, strides=[8]), (1, 32, 9)), False),
+    "signs": (
+        lambda: still(lambda x: mb.linear(x=x, weight=np.sign(floats(1, 32)).astype(HALF)), (2, 32)),
+        False,
+    ),
 }
 
 

@@ -436,6 +436,7 @@ def divided_weight(op: Operation) -> str:
     """Report a weight in which the largest magnitude of each column is exactly 1.
 
     Tables of sines and cosines reach 1 several times in many columns, and the weights of filters are mostly 0.
+    A column of a single weight has no other magnitude.
     """
     var = weight(op)
     value = constant(var)
@@ -447,7 +448,7 @@ def divided_weight(op: Operation) -> str:
     read = np.moveaxis(value, (rows, columns), (0, 1))[:, :MOST_COLUMNS]
     size = np.abs(read.reshape(len(read), -1))
     size = size[:, size.any(axis=0)]  # coremltools divides a column of zeros by 1
-    if size.shape[1] < FEWEST_COLUMNS or np.any(size.max(axis=0) != 1):
+    if len(size) == 1 or size.shape[1] < FEWEST_COLUMNS or np.any(size.max(axis=0) != 1):
         return ""
     is_single = np.mean(np.sum(size == 1, axis=0) == 1) > MOSTLY
     is_dense = np.mean(size > 0) > MOSTLY

@@ -173,12 +173,15 @@ def remedy_for_integers(op: Operation, target: Target) -> str:
 def _lists_places(values: Iterable[Var]) -> bool:
     """Does an integer or a truth value come from the list of the places of a mask, or from its length?"""
     pending = [*values]
+    seen = {*pending}
     for var in pending:
         maker = producer(var)
         if maker is not None and maker.op_type == "non_zero":
             return True
         if maker is not None and np_dtype(var).kind in "iub":
-            pending += [v for _, v in operands(maker) if v not in pending]
+            upstream = [v for _, v in operands(maker) if v not in seen]
+            seen.update(upstream)
+            pending += upstream
     return False
 
 

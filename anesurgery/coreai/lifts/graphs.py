@@ -165,7 +165,8 @@ TABLE |= {
     "write_handle": _write_handle,
     "invoke": lambda o: o.scope.called(o),
 }
-"""States, which hold fp16 in Core ML, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""
+"""States, which hold fp16 in Core ML, and calls of other graphs. Tokens order reads and writes of states, which
+in MIL the order of the ops does."""
 
 
 CHANNELS = {"32BGRA": "BGRA", "32ARGB": "ARGB", "24RGB": "RGB"}

@@ -75,9 +75,10 @@ def test_states_of_two_layers_go_into_the_next_step(how: str) -> None:
 class Lengths(torch.nn.Module):
     """A layer on rows of several lengths: what it gives, padded, and its last states."""
 
-    def __init__(self, layer: torch.nn.Module, number: float, *, with_first: bool) -> None:
+    def __init__(self, layer: torch.nn.RNNBase, number: float, *, with_first: bool) -> None:
         super().__init__()
-        self.layer, self.number, self.with_first = layer, number, with_first
+        self.number, self.with_first = number, with_first
+        self.layer: torch.nn.RNNBase = layer
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first = self.layer.batch_first

@@ -426,6 +426,14 @@ def short_causal_mask(op: Operation) -> str:
     return ""
 
 
+def rows_of_lengths(op: Operation) -> str:
+    """Report an LSTM whose first state has a computed number of rows, while its input has a fixed one."""
+    state = op.initial_h
+    if static_shape(op.x) is None or state is None or not is_symbolic(state.shape[0]):
+        return ""
+    return f"%{state.name} has as many rows as the first length of a packed sequence"
+
+
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
 """How many columns of a weight are looked at; 16 do not all peak at exactly 1 by chance."""
 MOSTLY = 0.9
@@ -645,6 +653,15 @@ RULES = (
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",
+    ),
+    _lint(
+        "lost-lengths",
+        names("lstm"),
+        "coremltools converts a packed sequence as if all rows had the full length: the LSTM reads the padding "
+        "too, and its last states are those after it",
+        _SOURCE.format("_pack_padded_sequence and lstm"),
+        test=lambda op, target: rows_of_lengths(op),
+        advice="convert with frontend.register(), which ends each row at its length",
     ),
     _lint(
         "lost-average",

@@ -263,6 +263,8 @@ def test_buffers_of_an_exported_module_become_states() -> None:
 
 
 class Summing(nn.Module):
+    total: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(1, 4))

@@ -40,6 +40,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.placement.rules.loading import LONG_STEP
 from anesurgery.regions import small_builds
 
 LARGEST = 1 << 24
@@ -111,6 +112,13 @@ class SubpixelConvolution(Rewrite):
     """Taps that were not there multiply by 0 what may be infinite."""
     longer_than: int = an.option(0, least=0, of_target="axis")
     """Only where the result is longer than this on an axis, and the input is not."""
+    uneven_from: int = an.option(0, least=0)
+    """Only where a stride is at least this, and not the same on both axes."""
+
+    @classmethod
+    def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
+        """Long results, and the uneven strides that were reported to fail."""
+        return *super().variants(target), cls(uneven_from=LONG_STEP)
 
     def check(self, m: Match) -> Match | Refusal:
         """Match a stored weight over known lengths."""
@@ -125,6 +133,9 @@ class SubpixelConvolution(Rewrite):
         phases = _phases(op)
         before, after = max(p.length for p in phases), max(p.results for p in phases)
         if self.longer_than and not before <= self.longer_than < after:
+            return an.NO_MATCH
+        strides = [p.stride for p in phases]
+        if self.uneven_from and (max(strides) < self.uneven_from or len({*strides}) == 1):
             return an.NO_MATCH
         if any(min(p.width, p.rows + p.width - 1) < 1 for p in phases):
             return Refusal("it makes nothing", op)

@@ -260,7 +260,13 @@ class Reader:
             words = f"the input {name} is a scalar, and inputs of Core ML have an axis"
             raise LoadError(f"{self.asset.path}: {words}; export it with the shape (1,)")
         if kind.get("state"):
-            return mb.state_tensor_placeholder(shape, element)  # which the function names
+            if not types.is_float(element):
+                raise LoadError(
+                    f"{self.asset.path}: the state {name} holds {dtype}; states of Core ML hold fp16"
+                )
+            if dtype != "fp16":
+                self.notes[f"state {name} holds {dtype} in the file, and fp16 here"] = None
+            return mb.state_tensor_placeholder(shape, types.fp16)  # which the function names
         return mb.placeholder(shape=shape, dtype=element, name=name)
 
     def _given(self, var: Var, kind: Described) -> Value:
@@ -557,10 +563,6 @@ def _fp16_port(loaded: Loaded) -> str:
 
 
 def _input_notes(loaded: Loaded, longest: int) -> list[str]:
-    """Return a sentence for each state whose dtype Core ML does not take, and each input with dynamic axes."""
+    """Return a sentence for each input with dynamic axes."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
-    states = [v for v in inputs if types.is_state(v.sym_type)]
-    words = "state {} holds {}; Core ML takes fp16: export it so"
-    notes = [words.format(v.name, dtype_name(v)) for v in states if dtype_name(v) != "fp16"]
-    opened = (v for v in inputs if v not in states and any_symbolic(v.shape))
-    return notes + [f"open axes of {v.name} take 1 to {longest}" for v in opened]
+    return [f"open axes of {v.name} take 1 to {longest}" for v in inputs if any_symbolic(v.shape)]

@@ -741,13 +741,10 @@ def exported_recurrent(kind: str) -> Convert:
     """Return the converter of `<kind>.input`, which calls the one for traces."""
 
     def convert(context: Any, node: Any) -> None:
-        from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         outputs = [f"{node.name}_output_{i}" for i in range(OUTPUTS[kind])]
-        traced = InternalTorchIRNode(
-            kind=kind, name=outputs[0], inputs=node.inputs, outputs=outputs, blocks=[], meta=node.meta
-        )
+        traced = _traced(node, kind, node.inputs, outputs)
         _TORCH_OPS_REGISTRY.get_func(kind)(context, traced)
         context.add(tuple(context[name] for name in outputs), torch_name=node.name)
 
@@ -776,6 +773,129 @@ def _joined(x: Var) -> Var:
     axis = int(op.axis.val)
     joined: Var = mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
     return joined
+
+
+# -- recurrent layers of rows of several lengths, as `pack_padded_sequence` makes them ---------------------
+
+PAST = 1e4
+"""What gates read past the end of a row: the sigmoid is 0 or 1 then, in fp16 too, whatever else they read."""
+HOLDING = {"lstm": (-1, 1, 0, 0), "gru": (0, 1, 0), "rnn_tanh": (0,), "rnn_relu": (0,)}
+"""Layer -> the weight with which each of its gates reads `PAST`, so that the state stays as it is."""
+
+
+def packed_rows(context: Any, node: Any) -> None:
+    """Convert `_pack_padded_sequence`: rows keep their padding; the batch sizes name the lengths."""
+    x, lengths, batch_first = inputs_of(context, node)
+    x = x if known_value(batch_first) else mb.transpose(x=x, perm=[1, 0, 2])
+    if any(map(is_symbolic, x.shape)):
+        raise NotImplementedError(f"{node.name}: packed rows of a dynamic shape {x.shape}")
+    rows, sizes = node.outputs
+    context.add(mb.identity(x=x, name=rows))
+    context.add(mb.const(val=np.full(x.shape[1], x.shape[0], np.int32), name=sizes))
+    context.add(mb.cast(x=lengths, dtype="int32", name=f"{sizes}_lengths"))
+
+
+def padded_again(context: Any, node: Any) -> None:
+    """Convert `_pad_packed_sequence`: a number in the place of what lies past the ends."""
+    x, _, batch_first, number, total = inputs_of(context, node)
+    if known_value(total) not in (-1, x.shape[1]):
+        raise NotImplementedError(f"{node.name}: {x.shape[1]} steps, padded to {known_value(total)}")
+    lengths = context[f"{node.inputs[1]}_lengths"]
+    kept = mb.expand_dims(x=mb.less(**_steps_and(lengths, x)), axes=[2])
+    padded = mb.select(cond=kept, a=x, b=np_dtype(x).type(known_value(number)))
+    padded = padded if known_value(batch_first) else mb.transpose(x=padded, perm=[1, 0, 2])
+    for name, value in zip(node.outputs, (padded, lengths), strict=True):
+        context.add(mb.identity(x=value, name=name))
+
+
+def _steps_and(lengths: Var, x: Var) -> dict[str, Any]:
+    """Return the operands that compare each step with a number for each row, (batch, length)."""
+    return {"x": np.arange(x.shape[1], dtype=np.int32)[None], "y": mb.expand_dims(x=lengths, axes=[1])}
+
+
+def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
+    """Return a wrapper for the converter of a recurrent layer, which then ends packed rows where they end.
+
+    coremltools converts an LSTM as if all rows had the full length, and refuses the other kinds.
+    """
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        if f"{node.inputs[1]}_lengths" not in context:
+            host(context, node)
+            return
+        x, _, first, weights, _, layers, _, _, both = map(known_value, inputs_of(context, node))
+        x, lengths = context[node.inputs[0]], context[f"{node.inputs[1]}_lengths"]
+        states = list(first) if kind == "lstm" else [context[node.inputs[2]]]
+        if kind == "lstm" and both and (states[0].val is None or np.any(states[0].val)):
+            raise NotImplementedError(f"{node.name}: packed rows with a first state, read from their ends")
+        past = _flags(mb.greater_equal(**_steps_and(lengths, x)), x, PAST)
+        last = _flags(mb.equal(**_steps_and(mb.sub(x=lengths, y=np.int32(1)), x)), x, 1)
+        count, directions, ends = len(weights) // layers, 1 + both, []
+        for i in range(layers):
+            own = [slice_of_axis(state, 0, i * directions, (i + 1) * directions) for state in states]
+            read = _holding(kind, weights[i * count : (i + 1) * count], count // directions)
+            rows = mb.concat(values=[x, past], axis=2)
+            x, *end = _one_layer(host, context, node, (rows, own if kind == "lstm" else own[0], read))
+            ends.append(end if kind == "gru" else [_at_ends(x, end[0], last), *end[1:]])
+        joined = [mb.concat(values=list(values), axis=0) for values in zip(*ends, strict=True)]
+        for name, value in zip(node.outputs, (x, *joined), strict=True):
+            context.add(mb.identity(x=value, name=name))
+
+    return wrap
+
+
+def _flags(chosen: Var, x: Var, number: float) -> Var:
+    """Return a number at the chosen steps, and 0 at the others, (batch, length, 1)."""
+    flags = mb.mul(x=mb.cast(x=chosen, dtype=dtype_of(x)), y=np_dtype(x).type(number))
+    expanded: Var = mb.expand_dims(x=flags, axes=[2])
+    return expanded
+
+
+def _holding(kind: str, weights: list[Var], each: int) -> list[Var]:
+    """Return the weights of a layer, whose inputs end with `PAST`; `each` direction has so many weights."""
+    read = list(weights)
+    for i in range(0, len(read), each):
+        weight = read[i].val
+        if weight is None:
+            raise NotImplementedError("packed rows, and a layer with computed weights")
+        column = np.repeat(HOLDING[kind], len(weight) // len(HOLDING[kind]))[:, None]
+        read[i] = mb.const(val=np.concatenate([weight, column.astype(weight.dtype)], axis=1))
+    return read
+
+
+def _one_layer(host: Convert, context: Any, node: Any, values: tuple[Any, ...]) -> list[Var]:
+    """Convert one layer of a node, that reads these rows, states and weights; return what it gives."""
+    name = f"{node.name}_{values[0].name}"
+    added = {f"{name}_{i}": value for i, value in enumerate((*values, mb.const(val=1), mb.const(val=True)))}
+    for key, value in added.items():
+        context.add(value, torch_name=key)
+    rows, states, weights, layers, batch_first = added
+    biased, dropout, training, both = (node.inputs[i] for i in (4, 6, 7, 8))
+    inputs = [rows, states, weights, biased, layers, dropout, training, both, batch_first]
+    outputs = [f"{name}_{output}" for output in node.outputs]
+    host(context, _traced(node, node.kind, inputs, outputs))
+    return [context[output] for output in outputs]
+
+
+def _at_ends(x: Var, states: Var, last: Var) -> Var:
+    """Return the states at the last step of each row; those of the other direction are there already."""
+    forwards = slice_of_axis(x, 2, 0, states.shape[2])
+    forwards = mb.reduce_sum(x=mb.mul(x=forwards, y=last), axes=[1], keep_dims=False)
+    forwards = mb.expand_dims(x=forwards, axes=[0])
+    if states.shape[0] == 1:
+        return forwards
+    joined: Var = mb.concat(values=[forwards, slice_of_axis(states, 0, 1, 2)], axis=0)
+    return joined
+
+
+def _traced(node: Any, kind: str, inputs: list[Any], outputs: list[str]) -> Any:
+    """Return a node for a converter of traces."""
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+
+    return InternalTorchIRNode(
+        kind=kind, name=outputs[0], inputs=inputs, outputs=outputs, blocks=[], meta=node.meta
+    )
 
 
 # -- missing axes: pools without a batch, products with a vector as weight ---------------------------------
@@ -1616,7 +1736,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
     "linear": lambda host: with_complex_products(with_vector_weight(host)),
-    "lstm": with_joined_states,
+    "lstm": lambda host: with_packed_rows("lstm")(with_joined_states(host)),
+    **{kind: with_packed_rows(kind) for kind in ("gru", "rnn_tanh", "rnn_relu")},
+    "_pack_padded_sequence": lambda _: packed_rows,
+    "_pad_packed_sequence": lambda _: padded_again,
     "col2im": with_overlapping_fold,
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},

@@ -70,7 +70,7 @@ def convert_module(module: Any, inputs: Any, target: Any = None) -> tuple[Any, d
         with _in_eval_mode(module), torch.no_grad():
             model = _trace_and_convert(module, given, target)
     words = f"{_module_words(module)} was converted for this with frontend.register()"
-    warn(f"{words}: fp16, {_deployment(target).name}")
+    warn(f"{words}: fp16, {_deployment(target, module).name}")
     return model, None if given is None else {_core_ml_name(n): _array(v) for n, v in given.items()}
 
 
@@ -110,7 +110,8 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
     if changed:
         warn(
             f"{_module_words(module)} writes to its buffers ({', '.join(changed)}): the model keeps no such "
-            "state, and each prediction begins with the values of now; make them inputs and outputs, or states"
+            "state, and each prediction begins with the values of now; give the program of torch.export, whose "
+            "buffers become states (iOS 18), or make them inputs and outputs"
         )
     inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
     return _convert(traced, target, module, inputs=inputs, outputs=[ct.TensorType(n) for n in made])
@@ -185,7 +186,7 @@ def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> An
             return ct.convert(
                 traced,
                 **options,
-                minimum_deployment_target=_deployment(target),
+                minimum_deployment_target=_deployment(target, traced),
                 pass_pipeline=pipeline,
                 skip_model_load=True,
             )
@@ -211,8 +212,10 @@ def _said(error: Exception) -> str:
     return f"{line} (of torch.cond: compute both branches, and choose with torch.where)" if branches else line
 
 
-def _deployment(target: Any) -> Any:
-    """The oldest OS for which the model is made: iOS 17, or an older one that is named."""
+def _deployment(target: Any, module: Any) -> Any:
+    """The oldest OS for which the model is made: iOS 17, or an older one that is named; iOS 18 with states."""
+    if isinstance(module, torch.export.ExportedProgram) and module.graph_signature.buffers_to_mutate:
+        return ct.target.iOS18
     named = re.search(r"(iOS|macOS) ?(\d+)", str(target or ""))
     wanted = ct.target.__members__.get("".join(named.groups()) if named else "", ct.target.iOS17)
     return min(ct.target.iOS17, max(ct.target.iOS15, wanted))

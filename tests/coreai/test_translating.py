@@ -167,6 +167,19 @@ def test_states_are_written_in_place(tmp_path: Path) -> None:
     assert after["kept"][1].tolist() == [5, 5, 5]
 
 
+def test_a_state_of_fp32_is_read_as_fp16(tmp_path: Path) -> None:
+    """`check` writes fp32. The wrong version: "ValueError: State only support fp16 dtype", from coremltools."""
+    made = ane.to_coreai(counter(), tmp_path / "m.aimodel", mode="check")
+    assert "kept (4x3 state fp32)" in [str(p) for p in made.functions["main"].inputs]
+    back = ane.to_coreml(made.path, tmp_path / "m.mlpackage")
+    assert "state kept holds fp32 in the file, and fp16 here" in back.notes
+    predictor = ane.Predictor(back.path)
+    state = predictor.make_state()
+    assert predictor({"x": np.full((1, 3), 5)}, state=state)["y"].tolist() == [5, 5, 5]
+    assert predictor({"x": np.full((1, 3), 6)}, state=state)["y"].tolist() == [6, 6, 6]
+    assert state["kept"].value.numpy().tolist()[1] == [6, 6, 6]
+
+
 def scaled(factor: float) -> Program:
     return mb.program(input_specs=[mb.TensorSpec((2,))], opset_version=ct.target.iOS18)(
         lambda x: mb.mul(x=x, y=factor, name="y")

@@ -252,6 +252,28 @@ def test_a_module_that_writes_to_its_buffers_is_left_as_it_is() -> None:
     np.testing.assert_array_equal(found, Counting()(x).numpy())
 
 
+def test_buffers_of_an_exported_module_become_states() -> None:
+    """The wrong version: "State model is supported only >= iOS18", whatever the target is."""
+    x = torch.arange(4.0).reshape(1, 4)
+    model, _ = convert_module(torch.export.export(Summing().eval(), (x,)), None, "iPhone 15 Pro/iOS 18")
+    predictor = ane.Predictor(model)
+    state = predictor.make_state()
+    sums = [next(iter(predictor({"x": x.numpy()}, state=state).values())) for _ in range(3)]
+    assert_close(np.concatenate(sums), np.concatenate([x.numpy() * n for n in (1, 2, 3)]))
+
+
+class Summing(nn.Module):
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x
+        return self.total * 1
+
+
 class Dropping(nn.Module):
     """Removes one buffer, and leaves one of NaN as it is."""
 

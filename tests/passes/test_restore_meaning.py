@@ -295,6 +295,7 @@ def skipped(rows: int) -> Program:
 
 
 ANGLES = np.arange(64)[:, None] * np.arange(64) * np.pi / 32
+FRAMES = np.eye(32, dtype=HALF)[:, None]
 WEIGHTS: dict[str, tuple[Callable[[], Program], bool]] = {
     "skipped": (lambda: skipped(120), True),
     "palettized": (lambda: skipped(128), False),
@@ -305,6 +306,11 @@ WEIGHTS: dict[str, tuple[Callable[[], Program], bool]] = {
     "sines": (lambda: still(lambda x: mb.linear(x=x, weight=np.sin(ANGLES).astype(HALF)), (2, 64)), False),
     "cosines": (lambda: still(lambda x: mb.linear(x=x, weight=np.cos(ANGLES).astype(HALF)), (2, 64)), False),
     "places": (lambda: still(lambda x: mb.linear(x=x, weight=np.eye(64, dtype=HALF)), (2, 64)), False),
+    "frames": (lambda: still(lambda x: mb.conv_transpose(x=x, weight=FRAMES, strides=[8]), (1, 32, 9)), False),
+    "signs": (
+        lambda: still(lambda x: mb.linear(x=x, weight=np.sign(floats(1, 32)).astype(HALF)), (2, 32)),
+        False,
+    ),
 }
 
 
@@ -320,3 +326,19 @@ def test_a_weight_that_is_still_divided_by_its_scales_is_named_first(case: str) 
     found = ane.inspect(build(), target="M2")
     assert ("lost-scale" in [f.rule for f in found.all_findings]) == is_divided
     assert (costs(found)[0].rule == "lost-scale") == is_divided
+
+
+@pytest.mark.parametrize("is_computed", [True, False])
+def test_an_lstm_that_reads_the_padding_of_packed_rows_is_named(*, is_computed: bool) -> None:
+    """As coremltools writes it: the first length stands for the number of rows of the first state."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((3, 2, 4)), mb.TensorSpec((2,), types.int32)], opset_version=ct.target.iOS17
+    )
+    def program(x: Var, lengths: Var) -> Var:
+        rows = mb.slice_by_index(x=lengths, begin=[0], end=[1]) if is_computed else [2]
+        zeros = mb.fill(shape=mb.concat(values=[rows, [6]], axis=0), value=0.0)
+        weights = {"weight_ih": np.ones((24, 4), np.float32), "weight_hh": np.ones((24, 6), np.float32)}
+        return mb.lstm(x=x, initial_h=zeros, initial_c=zeros, **weights)[0]
+
+    assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_computed

@@ -99,3 +99,18 @@ test_cases, test_surroundings = table(
         strides=[5000],
     ),
 )
+
+
+def test_auto_rewrites_an_uneven_stride_that_was_reported_to_fail() -> None:
+    """The wrong version: auto tried only results longer than 65536 elements, and said nothing of it."""
+    rng = np.random.default_rng(0)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 1, 32), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        frames = rng.standard_normal((64, 1, 1, 64)).astype(np.float16)
+        return mb.conv_transpose(x=mb.relu(x=x), weight=frames, strides=[1, 16], name="y")
+
+    assert "refused-deconv-stride" in {f.rule for f in ane.inspect(program, target="A17").all_findings}
+    surgery = ane.apply(program, "auto", target="A17", prove=None, quiet=True)
+    assert "refused-deconv-stride" not in {f.rule for f in ane.inspect(surgery.program, "A17").all_findings}
+    assert not apply_pass(SubpixelConvolution(uneven_from=32), program)[1].changes

@@ -27,6 +27,7 @@ from anesurgery.coreai.lifts import (
     lift,
     like,
     made_by,
+    mil_type,
     numbers_of,
     pad_arguments,
     static_sizes,
@@ -154,17 +155,18 @@ def while_(o: LiftedOp) -> Sequence[Value]:
 
 
 def _write_handle(o: LiftedOp) -> Sequence[Value]:
-    mb.coreml_update_state(state=o[0], value=as_var(o[1]))
+    mb.coreml_update_state(state=o[0], value=as_var(cast(o[1], "fp16")))
     return [TOKEN]
 
 
 TABLE |= {
     **dict.fromkeys(("create_token", "join_token"), lambda o: [TOKEN]),
-    "read_handle": lambda o: [mb.read_state(input=o[0]), TOKEN],
+    "read_handle": lambda o: [cast(mb.read_state(input=o[0]), mil_type(o.result["dtype"])), TOKEN],
     "write_handle": _write_handle,
     "invoke": lambda o: o.scope.called(o),
 }
-"""States, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""
+"""States, which hold fp16 in Core ML, and calls of other graphs. Tokens order reads and writes of states, which
+in MIL the order of the ops does."""
 
 
 CHANNELS = {"32BGRA": "BGRA", "32ARGB": "ARGB", "24RGB": "RGB"}

@@ -172,14 +172,25 @@ def remedy_for_integers(op: Operation, target: Target) -> str:
 
 def _lists_places(values: Iterable[Var]) -> bool:
     """Does an integer or a truth value come from the list of the places of a mask, or from its length?"""
-    pending = [*values]
+    others = _values_without_places()
+    pending = [v for v in values if v not in others]
+    seen = {*pending}
     for var in pending:
         maker = producer(var)
         if maker is not None and maker.op_type == "non_zero":
             return True
         if maker is not None and np_dtype(var).kind in "iub":
-            pending += [v for _, v in operands(maker) if v not in pending]
+            upstream = [v for _, v in operands(maker) if v not in seen and v not in others]
+            seen.update(upstream)
+            pending += upstream
+    others |= seen
     return False
+
+
+@cached
+def _values_without_places() -> set[Var]:
+    """Return the values that come from no list of places, to which `_lists_places` adds what it finds."""
+    return set()
 
 
 def runtime_indices(op: Operation, target: Target) -> str:

@@ -453,6 +453,14 @@ def short_causal_mask(op: Operation) -> str:
     return ""
 
 
+def rows_of_lengths(op: Operation) -> str:
+    """Report an LSTM whose first state has a computed number of rows, while its input has a fixed one."""
+    state = op.initial_h
+    if static_shape(op.x) is None or state is None or not is_symbolic(state.shape[0]):
+        return ""
+    return f"%{state.name} has as many rows as the first length of a packed sequence"
+
+
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
 """How many columns of a weight are looked at; 16 do not all peak at exactly 1 by chance."""
 MOSTLY = 0.9
@@ -463,6 +471,7 @@ def divided_weight(op: Operation) -> str:
     """Report a weight in which the largest magnitude of each column is exactly 1.
 
     Tables of sines and cosines reach 1 several times in many columns, and the weights of filters are mostly 0.
+    A column of a single weight has no other magnitude.
     """
     var = weight(op)
     value = constant(var)
@@ -477,7 +486,7 @@ def divided_weight(op: Operation) -> str:
         size = size[:, size.any(axis=0)]  # coremltools divides a column of zeros by 1
         if np.any(size.max(axis=0, initial=0) != 1):
             return ""
-    if size.shape[1] < FEWEST_COLUMNS:
+    if len(size) == 1 or size.shape[1] < FEWEST_COLUMNS:
         return ""
     is_single = np.mean(np.sum(size == 1, axis=0) == 1) > MOSTLY
     is_dense = np.mean(size > 0) > MOSTLY
@@ -684,6 +693,15 @@ RULES = (
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",
+    ),
+    _lint(
+        "lost-lengths",
+        names("lstm"),
+        "coremltools converts a packed sequence as if all rows had the full length: the LSTM reads the padding "
+        "too, and its last states are those after it",
+        _SOURCE.format("_pack_padded_sequence and lstm"),
+        test=lambda op, target: rows_of_lengths(op),
+        advice="convert with frontend.register(), which ends each row at its length",
     ),
     _lint(
         "lost-average",

@@ -29,13 +29,13 @@ TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small
 
 @cache
 def faster(name: str, recipe: str, device: str) -> str:
-    """``We estimate that the recipe `gpt2_ane` takes a small GPT-2 on an iPhone 13 from 14.9 ms to ...``."""
+    """``We estimate that the recipe `gpt2_ane` cuts the time of a small GPT-2 on an iPhone 13 from ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
         assert surgery.proof is not None
         assert surgery.proof.ok
-        gain = _takes(f"the recipe `{recipe}` takes {TITLES[name]}", device, surgery.time)
+        gain = _takes(f"the recipe `{recipe}` cuts the time of {TITLES[name]}", device, surgery.time)
         return f"{gain}. {_gained_by(surgery, model, device)}."
 
 
@@ -124,7 +124,7 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    gain = _takes("the repair in the [tutorial](tutorial.md) takes a small image network", device, surgery.time)
+    gain = _takes("the recipe `auto` cuts the time of the image network in the [tutorial](tutorial.md)", device, surgery.time)
     return f"{gain}. On our test inputs, the outputs are identical."
 
 
@@ -141,7 +141,7 @@ def with_a_cache(device: str) -> str:
         assert after is not None
         time = change(before, after)
         assert _from_one_position(whole, f"{device}/iOS 18", time)
-    gain = _takes("the recipe `llm_ane` takes a small GPT-2", device, time, each="token")
+    gain = _takes("the recipe `llm_ane` cuts the time of a small GPT-2", device, time, each="token")
     logits = "computing the logits (the scores of all possible next tokens) of one token instead of 64"
     cache = "Keeping the results of earlier tokens (a cache) saves little in a context of only 64 tokens"
     why = f"Nearly all of the gain comes from {logits}. {cache}"
@@ -160,7 +160,7 @@ def smaller(bits: int, device: str) -> str:
         )
     assert found.loss is not None
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
-    kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB ([PSNR](numbers.md))."
+    kept = f"The outputs agree with the original's to {found.loss.psnr:.0f} dB ([PSNR](numbers.md)); `certify` requires 40."
     random = "Weights and inputs were random, so expect different results with a trained model."
     what = f"Compressed to {bits} bits for an {device}, a small GPT-2 shrinks from {sizes}"
     return f"{what}. {kept} {random}"

@@ -24,7 +24,12 @@ CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEARLY_ALL = 0.95
 """From this share on, a gain comes from one pass."""
 CACHED = ane.recipes.llm_ane.with_options(add_cache={"context": 64, "prefill": 16})
-TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small Whisper"}
+TITLES = {
+    "gpt2": "a small GPT-2",
+    "bert": "a small BERT",
+    "llama": "a small Llama",
+    "whisper": "a small Whisper",
+}
 
 
 @cache
@@ -124,7 +129,11 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    gain = _takes("the recipe `auto` cuts the time of the image network in the [tutorial](tutorial.md)", device, surgery.time)
+    gain = _takes(
+        "the recipe `auto` cuts the time of the image network in the [tutorial](tutorial.md)",
+        device,
+        surgery.time,
+    )
     return f"{gain}. On our test inputs, the outputs are identical."
 
 

@@ -97,9 +97,9 @@ def _why_no_product(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _product(mb: Builder, op: an.Operation) -> Var:
-    """Multiply slices along one axis after another."""
+    """Multiply slices along one axis after another, in the order of the op: products of subnormals round."""
     product: Var = op.x
-    for axis in an.reading.axes_of(op):
+    for axis in sorted(an.reading.axes_of(op), reverse=True):
         if (count := int(product.shape[axis])) > 1:
             first, *rest = mb.split(x=product, num_splits=count, axis=axis)
             for factor in rest:

@@ -215,10 +215,10 @@ def _attend(
 
 def _kept_keys(mask: Tensor) -> tuple[bool, int]:
     """Return if every row of a mask keeps a key, and the number of keys up to the last that any row keeps."""
+    keeps = mask if mask.dtype == torch.bool else mask != -torch.inf  # NaN hides nothing
     if not mask.ndim or mask.shape[-1] < 2:
-        keeps = mask if mask.dtype == torch.bool else mask > -torch.inf
         return bool(keeps.all()), sys.maxsize
-    keeps = (mask if mask.dtype == torch.bool else mask > -torch.inf).reshape(-1, mask.shape[-1])
+    keeps = keeps.reshape(-1, mask.shape[-1])
     kept = keeps.any(0).nonzero()
     return bool(keeps.any(-1).all()), int(kept[-1]) + 1 if len(kept) else 1
 

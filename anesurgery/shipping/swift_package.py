@@ -55,8 +55,8 @@ def swift(
 
     Raises:
         LoadError: the folder was not built, or `to` exists or cannot be written.
-        SurgeryError: a model without a `runner.json` has states, has inputs or outputs that are not arrays, or
-            is too large for a test.
+        SurgeryError: a model without a `runner.json` has states, has inputs or outputs that are no arrays or
+            not finite, or is too large for a test.
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, to))
     check_place(place, overwrite, source)
@@ -68,7 +68,7 @@ def swift(
     def write(package: Path) -> None:
         shutil.copytree(SOURCES, package)
         content = {"prompt": [], "written": [], "calls": []} | fixture
-        (package / FIXTURE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        (package / FIXTURE).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
     return write_atomically(place, write, overwrite)
 
@@ -98,7 +98,7 @@ def _call_fixture(source: Path, seed: int) -> list[dict[str, Any]]:
     """Return sampled inputs with their outputs: one call, or as many sizes as a fixture may hold.
 
     Raises:
-        SurgeryError: the model keeps states, takes or gives something else than arrays, or is too large.
+        SurgeryError: the model keeps states, takes or gives something else than finite arrays, or is too large.
     """
     calls, numbers_left = list[dict[str, Any]](), MAX_NUMBERS
     for predictor, inputs, results in _fixture_runs(source, seed):
@@ -160,7 +160,7 @@ def _shortened(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | Non
 
 
 def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, Any]) -> None:
-    """Check that a model has only arrays as inputs and outputs.
+    """Check that a model has only arrays of finite numbers as inputs and outputs.
 
     Raises:
         SurgeryError: it keeps states, takes or gives something else.
@@ -173,6 +173,11 @@ def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, A
         if not isinstance(value, np.ndarray):
             raise SurgeryError(
                 f"{source}: {name} is a {type(value).__name__} and no array; the test compares arrays"
+            )
+        if not np.isfinite(value).all():
+            raise SurgeryError(
+                f"{source}: on the sampled inputs {name} holds NaN or infinity, which the test cannot read; "
+                "try another seed"
             )
 
 

@@ -110,3 +110,5 @@ def test_hidden_keys_are_left_out_only_where_they_are_finite(spoilt: float) -> N
     assert attentions.attend(query, key, value, mask, key_is_transposed=True)[0, 0].isnan().any()
     hidden = torch.full((3, 6), -torch.inf)
     assert attentions.attend(query, key, key, hidden, key_is_transposed=True).isnan().all()
+    unknown = torch.where(torch.arange(6) < 5, 0.0, torch.nan).expand(3, 6)
+    assert attentions.attend(query, key, key, unknown, key_is_transposed=True).isnan().all()

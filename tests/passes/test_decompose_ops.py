@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {
     "mod by a power of two": (lambda x: mb.mod(x=x, y=np.float32(0.5)), (50,)),
     "mod of whole numbers": (lambda x: mb.mod(x=mb.round(x=mb.clip(x=x, alpha=-9.0, beta=9.0)), y=3.0), (50,)),
     "product of all": (lambda x: mb.reduce_prod(x=x, keep_dims=False), (2, 3)),
+    "product of two axes": (lambda x: mb.reduce_prod(x=x, axes=[0, 2]), (2, 1, 4)),
     "product of an axis": (lambda x: mb.reduce_prod(x=x, axes=[-1], keep_dims=True), (2, 3)),
     "softplus of one factor": (lambda x: parametric(x, [0.5, 0.5, 0.5], [2, 2, 2]), (2, 3, 4, 5)),
     "softplus of factors by channel": (lambda x: parametric(x, [0.5, 1, 4], [2, 1, 0.25]), (2, 3, 4)),

@@ -286,3 +286,14 @@ def test_what_is_no_plain_model_is_an_error_in_words(tmp_path: Path, monkeypatch
     with pytest.raises(SurgeryError, match="more than the 5 of a fixture"):
         ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")
     assert not (tmp_path / "swift").exists()
+
+
+@pytest.mark.parametrize("least", [0.0, -np.inf])
+def test_outputs_that_json_cannot_hold_are_refused(least: float, tmp_path: Path) -> None:
+    """The wrong version writes the words NaN and Infinity, which no JSON has."""
+    program = mb.program(input_specs=[mb.TensorSpec((2, 3), types.fp32)])(
+        lambda x: mb.log(x=mb.minimum(x=mb.abs(x=x), y=np.float32(least)), epsilon=np.float32(0), name="y")
+    )
+    save(load(program), tmp_path / "plain.mlpackage")
+    with pytest.raises(SurgeryError, match="y holds NaN or infinity"):
+        ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")

@@ -294,7 +294,7 @@ class Chain(ModelSequence, Drawn):
             LoadError: it exists, is the source or in it, or cannot be written.
         """
         target = Path(path).expanduser().absolute()
-        if target.suffix in (SUFFIX, self._suffix(target)):
+        if target.suffix in (SUFFIX, NETWORK_SUFFIX):
             return super().save(target, overwrite=overwrite)
         check_folder(self.source, target, overwrite)
         with work(stored_bytes(*self.chunks)):

@@ -485,18 +485,21 @@ class Executable:
             return self.outputs(env, bound.values())
 
     def outputs(self, env: Env, bound: Iterable[Any]) -> dict[str, Array]:
-        """Return the outputs by name after a run, as arrays that share no memory with what was bound."""
+        """Return the outputs by name after a run: arrays that share no memory with what was bound or each other."""
         arithmetic = self.plan.arithmetic
-        return {v.name: dtypes.to_numpy(self._own(env, v, bound), v, arithmetic) for v in self.function.outputs}
+        taken = {_address(b.value if isinstance(b, state.Box) else b) for b in bound}
+        return {v.name: dtypes.to_numpy(self._own(env, v, taken), v, arithmetic) for v in self.function.outputs}
 
-    def _own(self, env: Env, output: Var, bound: Iterable[Any]) -> Any:
-        """Return the value of an output, copied if its memory is that of a constant, an input or a state."""
+    def _own(self, env: Env, output: Var, taken: set[int | None]) -> Any:
+        """Return the value of an output, copied if its memory is that of a constant, or taken; it is taken then."""
         value = self.plan.value(env, output)
         if not isinstance(value, torch.Tensor):
             return value
-        addresses = {_address(b.value if isinstance(b, state.Box) else b) for b in bound}
         address = _address(value)
-        return value.clone() if address in self.constant_addresses or address in addresses else value
+        if address in taken or address in self.constant_addresses:
+            return value.clone()
+        taken.add(address)
+        return value
 
     def make_state(self) -> state.States:
         """Return new states of this function, all zero."""

@@ -162,6 +162,8 @@ def _element(ls: Var, at: int) -> Element | Refusal:
         if places is None:
             return Refusal(f"the places written of %{ls.name} are dynamic")
         written = [int(i) for i in np.ravel(places)]
+        if min(written, default=0) < 0:
+            return Refusal(f"an element of %{ls.name} is written by its place from the end")
         if at not in written:
             return _element(op.ls, at)
         row = len(written) - 1 - written[::-1].index(at)  # of the last write

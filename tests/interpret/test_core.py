@@ -332,6 +332,19 @@ def test_a_cast_to_fewer_bits_of_a_float_narrows() -> None:
     assert [narrows(v.op) for v in program.functions["main"].outputs] == [True] + [False] * 8
 
 
+def test_outputs_share_no_memory_with_each_other() -> None:
+    """The wrong version gives views: whoever writes into one output changes the other."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Any:
+        bent = mb.relu(x=x, name="bent")
+        return bent, mb.reshape(x=bent, shape=[3, 2], name="seen"), mb.squeeze(x=bent, name="squeezed")
+
+    made = run(program, {"x": np.ones((2, 3), np.float32)})
+    made["bent"][...] = 7
+    assert made["seen"].sum() == made["squeezed"].sum() == 6
+
+
 def test_a_list_is_written_from_its_end_as_it_is_read() -> None:
     numbers = [torch.tensor(n) for n in range(3)]
     assert list_write(numbers, torch.tensor(-1), torch.tensor(9)) == [0, 1, 9]

@@ -63,7 +63,7 @@ def listed(length: int = 2, read: Any = (1, 0), **more: Any) -> Program:
     def program(x: Var, k: Var) -> Any:
         made = mb.make_list(init_length=length, dynamic_length=False, elem_shape=(3,))
         made = mb.list_scatter(ls=made, indices=np.array([0, 1], np.int32), value=x)
-        at = mb.squeeze(x=k, axes=[0]) if more.get("dynamic") else np.int32(1)
+        at = mb.squeeze(x=k, axes=[0]) if more.get("dynamic") else np.int32(more.get("at", 1))
         made = mb.list_write(ls=made, index=at, value=mb.reduce_sum(x=x, axes=[0]))
         count = mb.list_length(ls=made)
         return mb.list_gather(ls=made, indices=np.array(read, np.int32)), mb.add(x=count, y=k)
@@ -222,6 +222,7 @@ test_cases, test_surroundings = table(
     refuses("the loop runs more than 64 rounds", counted, 65, step=STEP),
     refuses("does more than compute its results", branched, None, noisy, step=STEP),
     refuses("the places written of", listed, dynamic=True, step=STEP),
+    refuses("is written by its place from the end", listed, at=-1, step=STEP),
     rewrites(collected, 0.0, "add", rtol=1e-6, step=STEP),
     rewrites(collected, 0.0, "update", rtol=1e-6, step=STEP),
     rewrites(collected, 0.5, "update", rtol=1e-6, step=STEP),

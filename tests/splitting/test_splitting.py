@@ -148,6 +148,8 @@ def test_saving_refuses_what_would_be_lost(package: Path, tmp_path: Path) -> Non
         chain.save(tmp_path / "mine", overwrite=True)
     with pytest.raises(LoadError):
         chain.save(package / "chunks")
+    with pytest.raises(LoadError, match="let it end in .mlpackage"):
+        chain.save(tmp_path / "chain.mlmodel")
     chain.save(tmp_path / "chain")
     with pytest.raises(LoadError, match="exists"):
         chain.save(tmp_path / "chain")

@@ -485,13 +485,13 @@ class Executable:
             return self.outputs(env, bound.values())
 
     def outputs(self, env: Env, bound: Iterable[Any]) -> dict[str, Array]:
-        """Return the outputs by name after a run: arrays that share no memory with what was bound or each other."""
+        """Return the outputs by name after a run; they share no memory with what was bound, or each other."""
         arithmetic = self.plan.arithmetic
         taken = {_address(b.value if isinstance(b, state.Box) else b) for b in bound}
         return {v.name: dtypes.to_numpy(self._own(env, v, taken), v, arithmetic) for v in self.function.outputs}
 
     def _own(self, env: Env, output: Var, taken: set[int | None]) -> Any:
-        """Return the value of an output, copied if its memory is that of a constant, or taken; it is taken then."""
+        """Return the value of an output, copied if its memory is taken; its memory then is."""
         value = self.plan.value(env, output)
         if not isinstance(value, torch.Tensor):
             return value

@@ -169,7 +169,8 @@ def smaller(bits: int, device: str) -> str:
         )
     assert found.loss is not None
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
-    kept = f"The outputs agree with the original's to {found.loss.psnr:.0f} dB ([PSNR](numbers.md)); `certify` requires 40."
+    near = f"to {found.loss.psnr:.0f} dB ([PSNR](numbers.md)); `certify` requires 40"
+    kept = f"The outputs agree with the original's {near}."
     random = "Weights and inputs were random, so expect different results with a trained model."
     what = f"Compressed to {bits} bits for an {device}, a small GPT-2 shrinks from {sizes}"
     return f"{what}. {kept} {random}"

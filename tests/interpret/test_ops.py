@@ -190,6 +190,7 @@ def t(array: Array) -> torch.Tensor:
 IMAGE, KERNEL, WIDE = f(2, 4, 9, 8), f(6, 4, 3, 3), f(4, 6, 3, 2)
 GROUPED = f(6, 2, 3, 3)
 Q, K, V, MASK = f(1, 2, 5, 4), f(1, 2, 6, 4), f(1, 2, 6, 4), f(5, 6)
+HIDES_ROW_0 = np.where(np.arange(5)[:, None] == 0, np.inf, 0).astype(np.float32)
 ND = np.stack([i(0, 2, 5), i(0, 3, 5)], -1)
 
 Case = tuple[dict[str, Any], Callable[[], Any]]
@@ -359,6 +360,10 @@ REFERENCE_18: dict[str, list[Case]] = {
         (
             {"query": Q, "key": K, "value": V, "attn_mask": MASK},
             lambda: torch.softmax(t(Q) @ t(K).transpose(-1, -2) / 2 + t(MASK), -1) @ t(V),
+        ),
+        (  # torch's own attention gives 0 where a mask hides every key
+            {"query": Q, "key": K, "value": V, "attn_mask": MASK - HIDES_ROW_0},
+            lambda: torch.softmax(t(Q) @ t(K).transpose(-1, -2) / 2 + t(MASK - HIDES_ROW_0), -1) @ t(V),
         ),
         (
             {"query": Q, "key": K, "value": V, "attn_mask": MASK > -1},

@@ -275,8 +275,16 @@ def einsum(values: list[Tensor], equation: Any) -> Tensor:
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """Return softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask)
+    """Return softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true.
+
+    A row whose mask hides every key is NaN, by this formula and in Apple's runtime (coreai-core 1.0.0b3 on
+    Linux); torch gives 0.
+    """
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask)
+    if attn_mask is None:
+        return attended
+    keeps = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+    return torch.where(keeps.any(-1, keepdim=True), attended, torch.nan)
 
 
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:

@@ -3,16 +3,16 @@
 Before::
 
     main(%x: 1x6) {
-      %split_0_0: 1x4, %split_0_1: 1x2, %split_0_2: 1x0 = split(x=%x, split_sizes=[4, 2, 0], axis=1)
-      %y: 1x6 = concat(values=(%split_0_1, %split_0_2, %split_0_0), axis=1)
+      %parts_0: 1x4, %parts_1: 1x2, %parts_2: 1x0 = split(x=%x, split_sizes=[4, 2, 0], axis=1)
+      %y: 1x6 = concat(values=(%parts_1, %parts_2, %parts_0), axis=1)
       return %y
     }
 
 After::
 
     main(%x: 1x6) {
-      %split_0_0: 1x4, %split_0_1: 1x2 = split(x=%x, split_sizes=[4, 2], axis=1)
-      %y: 1x6 = concat(values=(%split_0_1, %split_0_0), axis=1)
+      %parts_0: 1x4, %parts_1: 1x2 = split(x=%x, split_sizes=[4, 2], axis=1)
+      %y: 1x6 = concat(values=(%parts_1, %parts_0), axis=1)
       return %y
     }
 
@@ -75,5 +75,5 @@ def _is_needed(empty: Var) -> bool:
 @an.example((1, 6))
 def example(x: Var) -> Var:
     """A detector's boxes and scores, without the values that only some tasks have."""
-    a, b, c = mb.split(x=x, split_sizes=[4, 2, 0], axis=1)
+    a, b, c = mb.split(x=x, split_sizes=[4, 2, 0], axis=1, name="parts")
     return mb.concat(values=[b, c, a], axis=1, name="y")

@@ -48,9 +48,9 @@ class MaskedWrite(Rewrite):
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw places that exist."""
         part: _DynamicSlice = m.part
-        return (
-            rng.integers(0, part.length - part.size + 1, (1,)).astype(np.int32) if var is part.place else None
-        )
+        if var is not part.place:
+            return None
+        return np.asarray(rng.integers(0, part.length - part.size + 1, var.shape), np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Select the new rows at their places, and the old ones elsewhere."""

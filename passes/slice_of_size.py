@@ -36,7 +36,7 @@ Why it helps: the compilers of the engine and of the CPU refused shapes that dep
 (reported: M1 Max, macOS 26 and 27, by ironblock/sidekick: docs/DECISIONS.md D15). What the pass gains in
 time was not measured.
 
-Grade: bit for bit, for starts from which the slice fits.
+Grade: checked: it rests on the slice lying in the tensor.
 """
 
 from __future__ import annotations

@@ -51,10 +51,30 @@
     graph.zoom(0.8);
     graph.pan({ x: graph.width() / 2 - 0.8 * first.position("x"), y: 20 - 0.8 * first.boundingBox().y1 });
   };
+  const GAP = 14;  // between a line and the boxes that it passes
+  const bend = (edge, boxes) => {  // a line that would run behind boxes goes past them, straight down
+    const [s, t] = [edge.source().position(), edge.target().position()];
+    const [top, bottom] = [s.y + 26 + GAP, t.y - 26 - GAP];
+    if (bottom - top < 2 * GAP) return;
+    const passed = boxes.filter((box) => box.y1 < bottom && box.y2 > top);
+    const at = (y) => s.x + (t.x - s.x) * (y - s.y) / (t.y - s.y);
+    const hits = (box) => Math.max(at(box.y1), at(box.y2)) > box.x1 && Math.min(at(box.y1), at(box.y2)) < box.x2;
+    if (!passed.some(hits)) return;
+    const free = (x) => !passed.some((box) => box.x1 - GAP < x && x < box.x2 + GAP);
+    const way = (x) => Math.abs(x - s.x) + Math.abs(x - t.x);
+    const lanes = [s.x, t.x, ...passed.flatMap((box) => [box.x1 - GAP, box.x2 + GAP])].filter(free);
+    const x = lanes.reduce((best, lane) => (way(lane) < way(best) ? lane : best));
+    const [dx, dy] = [t.x - s.x, t.y - s.y], length = Math.hypot(dx, dy);
+    const ends = [top, bottom].map((y) => [((x - s.x) * dx + (y - s.y) * dy) / length ** 2, (dx * (y - s.y) - dy * (x - s.x)) / length]);
+    edge.style({ "curve-style": "segments", "edge-distances": "node-position",
+      "segment-weights": ends.map(([weight]) => weight), "segment-distances": ends.map(([, distance]) => distance) });
+  };
   const draw = () => {
     graph.elements().remove();
     graph.add(elements());
     graph.layout({ name: "dagre", rankDir: "TB", nodeSep: 24, rankSep: 34, animate: false, fit: false }).run();
+    const boxes = graph.nodes(":childless").map((box) => box.boundingBox());
+    graph.edges().forEach((edge) => bend(edge, boxes));
     fold.hidden = !folds.length;
     fold.textContent = open.size ? "Fold" : "Unfold";
   };

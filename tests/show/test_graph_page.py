@@ -60,6 +60,20 @@ def test_what_is_found_does_repeat_and_does_not_overlap() -> None:
         assert all(a.end <= b.start for a, b in itertools.pairwise(found))
 
 
+BEHIND = """
+graph.edges().filter((edge) => {
+  const way = [edge.source().position(), ...(edge.segmentPoints() || []), edge.target().position()];
+  const others = graph.nodes(":childless").difference(edge.connectedNodes()).map((box) => box.boundingBox());
+  const steps = Array.from({ length: 99 }, (_, i) => (i + 1) / 100);
+  return way.slice(1).some((to, i) => steps.some((at) => others.some((box) => {
+    const [x, y] = ["x", "y"].map((axis) => way[i][axis] + at * (to[axis] - way[i][axis]));
+    return box.x1 < x && x < box.x2 && box.y1 < y && y < box.y2;
+  })));
+}).length
+"""
+"""The number of lines that run behind a box."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with browsing() as started:
@@ -92,4 +106,5 @@ def test_a_browser_folds_finds_and_asks_for_nothing(
     assert browser.run("graph.nodes().length") == 3 + BLOCKS
     browser.run("document.getElementById('fold').click()")
     assert browser.run("graph.nodes().length") == 3 + 5 * BLOCKS
+    assert browser.run(BEHIND) == 0
     assert not browser.complaints

@@ -426,3 +426,18 @@ def test_what_was_not_put_through_core_ml_is_not_called_measured() -> None:
     untried = ("reduce_argmin", "scatter_nd", "reverse_sequence", "cond", "while_loop", "list_read")
     rows = {op: rule for rule in FORBIDDEN for op in rule.ops}
     assert {rows[op].grade for op in untried} == {Grade.REPORTED}
+
+
+@pytest.mark.parametrize(
+    ("rows", "computed", "repaired"), [(512, False, True), (1024, False, False), (1024, True, True)]
+)
+def test_a_lookup_becomes_a_product_where_that_pays(rows: int, computed: bool, repaired: bool) -> None:
+    """The wrong version names the pass for a longer table at the front, where no switch pays for it."""
+
+    def build(x: Var) -> Var:
+        shifted = mb.add(x=mb.relu(x=x), y=x) if computed else x
+        return mb.gather(x=half(rows, 4), indices=mb.cast(x=shifted, dtype="int32"), axis=0)
+
+    findings = ane.inspect(program_of(build, (1, 8), types.fp16), M4).all_findings
+    (remedy,) = {f.remedy for f in findings if f.rule == "embedding"}
+    assert (remedy == "embedding_matmul") is repaired

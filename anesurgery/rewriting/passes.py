@@ -531,7 +531,7 @@ def example(
 
 ROW, PLACE = mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)
 cache_inputs = (ROW, PLACE, mb.StateTensorSpec((8, 4), dtype=types.fp16))
-"""A row of four numbers, its place, and the state of which it becomes a row."""
+"""A row of four numbers, its place, and the state that the row is written to."""
 
 
 @example(*cache_inputs, opset="iOS18")

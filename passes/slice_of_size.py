@@ -1,36 +1,15 @@
 """Slice a constant number of elements from a computed start, so that all that follows has a static shape.
 
-Before::
-
-    main(%x: 1x32, %place: 1xint32) {
-      %start: int32 = squeeze(x=%place)
-      %end: int32 = add(x=%start, y=8)
-      %begins: 2xint32 = concat(values=(0, %start), axis=0)
-      %ends: 2xint32 = concat(values=(1, %end), axis=0)
-      %y: 1x? = slice_by_index(x=%x, begin=%begins, end=%ends)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x32, %place: 1xint32) {
-      %start: int32 = squeeze(x=%place)
-      %y_slice_of_size_maximum: int32 = maximum(x=%start, y=0)
-      %y_slice_of_size_minimum: int32 = minimum(x=%y_slice_of_size_maximum, y=24)
-      %y_slice_of_size_concat: 2xint32 = concat(values=(0, %y_slice_of_size_minimum), axis=0)
-      %y: 1x8 = slice_by_size(x=%x, begin=%y_slice_of_size_concat, size=[1, 8])
-      return %y
-    }
-
 PyTorch's `x[:, i : i + 8]` is converted so, and so is a crop around a computed centre,
 `x[:, :, y - 112 : y + 112]`. coremltools does not see that the ends are a constant distance apart, and
 gives every axis a dynamic length. Outputs whose shape becomes static are declared.
 
-Where the old slice would leave the tensor, it returned fewer elements. The new one starts at the nearest
-place from which it fits. If intervals show that the start fits, it is used as it is.
+A slice whose two ends are negative counts from the end of the axis, before and after. Where the old slice
+would leave the tensor, it returned fewer elements. The new one starts at the nearest place from which it fits.
+If intervals show that the start fits, it is used as it is.
 
-Refuses when the ends of an axis are not one computed number plus constants, when the slice has strides,
-when it would take no elements, and when the shape of `x` is dynamic.
+Refuses when the ends of an axis are not one computed number plus constants, or are parts of a computed vector,
+when the slice has strides, when it would take no elements, and when the shape of `x` is dynamic.
 
 Why it helps: the compilers of the engine and of the CPU refused shapes that depend on computed values
 (reported: M1 Max, macOS 26 and 27, by ironblock/sidekick: docs/DECISIONS.md D15). What the pass gains in
@@ -84,7 +63,8 @@ class SliceOfSize(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Join the starts, slice, and drop the axes of which one element is taken."""
-        starts = [_start(mb, cut, length) for cut, length in zip(m.cuts, m.root.x.shape, strict=True)]
+        rank = max((cut.base.rank for cut in m.cuts if cut.base is not None), default=0)  # of all in a concat
+        starts = [_start(mb, cut, length, rank) for cut, length in zip(m.cuts, m.root.x.shape, strict=True)]
         sizes = [cut.size for cut in m.cuts]
         y = mb.slice_by_size(x=m.root.x, begin=mb.concat(values=starts, axis=0), size=sizes)
         dropped = [axis for axis, cut in enumerate(m.cuts) if cut.single]
@@ -97,17 +77,25 @@ def _shapes(program: Program) -> dict[str, str]:
     return {v.name: an.shape_in_words(v.shape) for v in outputs}
 
 
-def _start(mb: Builder, cut: Cut, length: int) -> Var | np.int32:
+def _least_from_start(cut: Cut) -> int:
+    """Return the least start that does not count from the end: below it, both ends are negative."""
+    return 0 if cut.single else -cut.size
+
+
+def _start(mb: Builder, cut: Cut, length: int, rank: int) -> Var | an.Array:
     """Return the first place of a cut, moved into the tensor if the cut may not fit."""
     if cut.base is None:
-        return np.int32(cut.shift)
+        return np.full((1,) * rank, cut.shift, np.int32)
     start = mb.add(x=cut.base, y=np.int32(cut.shift)) if cut.shift else cut.base
     low, high = interval(cut.base)
+    if low + cut.shift < _least_from_start(cut):
+        counts = mb.less(x=start, y=np.int32(_least_from_start(cut)))
+        start = mb.select(cond=counts, a=mb.add(x=start, y=np.int32(length)), b=start)
     if low + cut.shift < 0:
         start = mb.maximum(x=start, y=np.int32(0))
     if high + cut.shift > length - cut.size:
         start = mb.minimum(x=start, y=np.int32(length - cut.size))
-    return start
+    return mb.expand_dims(x=start, axes=[0]) if start.rank < rank else start
 
 
 @an.example((1, 32), mb.TensorSpec((1,), dtype=an.types.int32))

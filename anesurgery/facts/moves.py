@@ -298,6 +298,8 @@ def computed_cuts(op: Operation) -> list[Cut] | Refusal:
         return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
     if any(stride != 1 for stride in each_axis(op, "stride", 1)):
         return Refusal("the slice has strides", op)
+    if any(constant(ends) is None and not _joined(ends) for ends in (op.begin, op.end)):
+        return Refusal("the ends are not computed axis by axis", op)
     cuts = []
     for axis, length in enumerate(shape):
         if isinstance(cut := _computed_cut(op, axis, length), Refusal):
@@ -326,14 +328,19 @@ def _end_of(ends: Var, axis: int, length: int) -> tuple[Var | None, int]:
     if (value := constant(ends)) is not None:
         place = int(np.ravel(value)[axis])
         return None, place + length if place < 0 else place
-    joined = ends.op.values if ends.op is not None and ends.op.op_type == "concat" else ()
-    if len(joined) != ends.shape[0]:
-        return ends, 0
-    var, shift = joined[axis], 0
+    var, shift = _joined(ends)[axis], 0
     while number(var) is None and var.op is not None and var.op.op_type in {"add", "sub"}:
         inner, term = (var.op.x, var.op.y) if number(var.op.x) is None else (var.op.y, var.op.x)
         if (by := number(term)) is None or (var.op.op_type == "sub" and term is var.op.x):
             break
         var, shift = inner, shift + int(by if var.op.op_type == "add" else -by)
-    end = number(var)
-    return (var, shift) if end is None else (None, int(end) + shift)
+    if number(var) is None:
+        return var, shift
+    place = int(number(var) or 0) + shift
+    return None, place + length if place < 0 else place
+
+
+def _joined(ends: Var) -> list[Var]:
+    """Return the number of each axis that computed ends are joined of; [] where they are made otherwise."""
+    values = list(ends.op.values) if ends.op is not None and ends.op.op_type == "concat" else [ends]
+    return values if len(values) == ends.shape[0] else []

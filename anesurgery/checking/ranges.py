@@ -7,6 +7,7 @@ workers, and their results are merged.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections import Counter
@@ -27,7 +28,7 @@ from anesurgery.files.sharing import Shard, share, workers
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.neural_engine import SUMS, bound
 from anesurgery.interpret.features import as_array
-from anesurgery.mil import Operation, Var, np_dtype, producer
+from anesurgery.mil import Operation, Var, np_dtype, producer, walk_ops
 
 Values = Mapping[str, Any]
 
@@ -123,6 +124,8 @@ class Ranges(Drawn):
     rows: tuple[OpRange, ...]
     samples: int
     arithmetic: str
+    model: str = ""
+    """A digest of the names and types of all ops, the same for each share of a calibration set."""
     unsound: tuple[str, ...] = ()
     """Inputs that hold NaN or infinities: what comes of them says nothing about the model."""
 
@@ -158,6 +161,7 @@ class Ranges(Drawn):
             "ok": self.ok,
             "samples": self.samples,
             "arithmetic": self.arithmetic,
+            "model": self.model,
             "verdict": self.verdict,
             "unsound_inputs": list(self.unsound),
             "first": first,
@@ -173,12 +177,12 @@ class Ranges(Drawn):
         rows = _numbered(self.rows)
         for part in others:
             more = _numbered(part.rows)
-            if part.arithmetic != self.arithmetic or not (more.keys() & rows.keys() or more == rows):
+            if (part.model, part.arithmetic) != (self.model, self.arithmetic):
                 raise SurgeryError("the results are of different models or arithmetics; run them again")
             rows |= {key: rows[key].joined(row) if key in rows else row for key, row in more.items()}
         samples = self.samples + sum(part.samples for part in others)
         unsound = dict.fromkeys(name for part in (self, *others) for name in part.unsound)
-        return Ranges(tuple(rows.values()), samples, self.arithmetic, tuple(unsound))
+        return Ranges(tuple(rows.values()), samples, self.arithmetic, self.model, tuple(unsound))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Ranges:
@@ -190,7 +194,9 @@ class Ranges(Drawn):
         try:
             rows = tuple(OpRange.from_json(row) for row in content["ops"])
             unsound = tuple(map(str, content["unsound_inputs"]))
-            return cls(rows, int(content["samples"]), str(content["arithmetic"]), unsound)
+            return cls(
+                rows, int(content["samples"]), str(content["arithmetic"]), str(content["model"]), unsound
+            )
         except DAMAGED as error:
             raise SurgeryError(f"this is no result of `ranges`: {error!r}; run it again") from error
 
@@ -270,7 +276,14 @@ def ranges(
             _add_hazard(exact.rows.setdefault(var, OpRange(var.name, var.op.op_type)), precision, nan)
     for row in exact.rows.values():
         _add_may_saturate(row, engine)
-    return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
+    unsound = _unsound(first, samples)
+    return Ranges(tuple(exact.rows.values()), len(samples), engine, _digest(first), unsound)
+
+
+def _digest(model: Predictor) -> str:
+    """Return a digest of the names and types of the ops of a model."""
+    ops = (op for executable in model.executables for op in walk_ops(executable.function))
+    return hashlib.sha256("\n".join(f"{op.op_type} {op.name}" for op in ops).encode()).hexdigest()
 
 
 def sets_of(inputs: Any) -> list[Any]:

@@ -228,9 +228,7 @@ def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
     if bound:
         return _compute_keep(chain, bound, shifted)
     ends = chain.ops[-1].outputs if chain.ops else chain.masks
-    masks = [
-        (mask, mask) for mask in chain.masks
-    ]  # one that no op reads, in fused attention, is in no op's key
+    masks = [(mask, mask) for mask in chain.masks]  # one of fused attention is an operand of no op of the slice
     key = fingerprint(masks, slice_back(ends, {chain.scores}), ()), type_text(chain.scores), chain.size, shifted
     if key not in _STATIC_MASKS:
         if len(_STATIC_MASKS) >= MOST_CACHED:

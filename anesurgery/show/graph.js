@@ -26,9 +26,10 @@
     return [...boxes.values(), ...lines.values()];
   };
 
+  const HEIGHT = 52, GAP = 14;  // of a box; between a line and the boxes that it passes
   const style = () => [
     { selector: "node", style: {
-      shape: "round-rectangle", width: 190, height: 52, label: "data(label)", "text-wrap": "wrap", "text-valign": "center",
+      shape: "round-rectangle", width: 190, height: HEIGHT, label: "data(label)", "text-wrap": "wrap", "text-valign": "center",
       "font-family": "ui-monospace, Menlo, Consolas, monospace", "font-size": 11, color: colour("ink"),
       "background-color": colour("paper"), "border-width": 1.5, "border-color": colour("unknown") } },
     ...["ane", "cpu", "gpu"].map((unit) => ({ selector: `.${unit}`, style: { "border-color": colour(unit), "border-width": 2.5 } })),
@@ -51,10 +52,9 @@
     graph.zoom(0.8);
     graph.pan({ x: graph.width() / 2 - 0.8 * first.position("x"), y: 20 - 0.8 * first.boundingBox().y1 });
   };
-  const GAP = 14;  // between a line and the boxes that it passes
   const bend = (edge, boxes) => {  // a line that would run behind boxes goes past them, straight down
     const [s, t] = [edge.source().position(), edge.target().position()];
-    const [top, bottom] = [s.y + 26 + GAP, t.y - 26 - GAP];
+    const [top, bottom] = [s.y + HEIGHT / 2 + GAP, t.y - HEIGHT / 2 - GAP];
     if (bottom - top < 2 * GAP) return;
     const passed = boxes.filter((box) => box.y1 < bottom && box.y2 > top);
     const at = (y) => s.x + (t.x - s.x) * (y - s.y) / (t.y - s.y);

@@ -188,4 +188,4 @@ def test_weights_inside_a_branch_count() -> None:
         yes, no = (lambda: mb.linear(x=x, weight=weight)), (lambda: mb.linear(x=x, weight=2 * weight))
         return mb.cond(pred=is_large, _true_fn=yes, _false_fn=no)
 
-    assert weight_bytes(load(program)) > 2 * weight.nbytes
+    assert 2 * weight.nbytes < weight_bytes(load(program)) < 2.1 * weight.nbytes

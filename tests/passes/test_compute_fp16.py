@@ -167,11 +167,21 @@ def test_fills_and_epsilons_that_fp16_cannot_hold_are_replaced() -> None:
     assert_same_numbers(program, after, rtol=3e-3)
 
 
-@pytest.mark.parametrize("limit", [np.float32(1e-10), np.full(4, 1e-9, np.float32)], ids=["scalar", "row"])
-def test_a_limit_of_a_comparison_stays_above_0(limit: Any) -> None:
+BELOW: dict[str, Body] = {
+    "below": lambda size: mb.less(x=size, y=np.float32(1e-10)),
+    "below, in each column": lambda size: mb.less(x=size, y=np.full(4, 1e-9, np.float32)),
+    "not above": lambda size: mb.logical_not(x=mb.greater_equal(x=size, y=np.float32(2e-8))),
+    "the limit first": lambda size: mb.greater(x=np.float32(1e-12), y=size),
+    "the negative above": lambda size: mb.greater(x=mb.mul(x=size, y=np.float32(-1)), y=np.float32(-1e-9)),
+    "a limit that fp16 holds": lambda size: mb.less(x=size, y=np.float32(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_a_limit_of_a_comparison_stays_above_0(name: str) -> None:
     def body(x: Var) -> Var:
         size = mb.abs(x=x)
-        return mb.real_div(x=x, y=mb.select(cond=mb.less(x=size, y=limit), a=np.float32(1), b=size))
+        return mb.real_div(x=x, y=mb.select(cond=BELOW[name](size), a=np.float32(1), b=size))
 
     after, _ = apply_pass(ComputeFp16(), program_of(body))
     assert set(types_made(after).values()) == {"fp16", "bool"}

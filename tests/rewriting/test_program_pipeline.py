@@ -260,6 +260,9 @@ def test_a_joined_pipeline_keeps_its_inputs_and_outputs(tmp_path: Path) -> None:
     whole = join_models(package).program.functions["main"]
     assert list(whole.inputs) == ["x", "mask"]
     assert [v.name for v in whole.outputs] == ["z"]
+    x, mask = np.random.default_rng(0).standard_normal((2, 1, 4)).astype(np.float32)
+    (value,) = ane.run(join_models(package).program, {"x": x, "mask": mask}, precision="fp32").values()
+    assert_close(value, np.tanh(np.exp(1 / (1 + np.exp(-x)))) * mask, rtol=1e-3)
     found = ane.compare(package, package, prove=True)
     assert found.ok
     assert found.proof is not None

@@ -19,7 +19,8 @@ After::
 Refuses when an op other than a concatenation reads an empty part, or when the part is an output of the model.
 
 Why it helps: with Core AI, an empty part of a split ended the process at load, on the GPU and the engine,
-though nothing read it (reported, coreai-torch issue 68; chip not given). Its time was not measured.
+though nothing read it (reported: M4 Max, macOS 27.0, ultralytics pull request 25926; coreai-torch issue 68).
+Its time was not measured.
 
 Grade: bit for bit.
 """

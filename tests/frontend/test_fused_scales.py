@@ -63,7 +63,7 @@ def test_a_shift_that_is_subtracted_from_a_convolution_stays_the_same_before_it(
 @pytest.mark.parametrize("layout", ["RGB", "BGR"])
 @pytest.mark.parametrize("width", [3, 8])
 def test_each_channel_of_an_image_has_its_own_scale(width: int, layout: str) -> None:
-    """Of a width of 3, coremltools takes the scales for those of the columns; of others it refuses them."""
+    """The wrong version is that of coremltools: it scales the columns of 3, and refuses other widths."""
     frontend.register()
     scale, bias = [1 / 58, 1 / 57, 1 / 60], [-2.1, -2.0, -1.8]
     module, trace = torch.nn.Conv2d(3, 2, 3).eval(), torch.jit.trace

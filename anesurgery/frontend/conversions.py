@@ -775,6 +775,31 @@ def _joined(x: Var) -> Var:
     return joined
 
 
+@wrapper
+def with_both_directions(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `rnn_tanh` and `rnn_relu`, which refuses layers that read from both ends."""
+    x, first, weights, _, layers, _, _, both, batch_first = inputs_of(context, node)
+    if not known_value(both):
+        host(context, node)
+        return
+    x = x if known_value(batch_first) else mb.transpose(x=x, perm=[1, 0, 2])
+    one_way = f"{node.name}_one_way"
+    context.add(mb.const(val=False), torch_name=one_way)
+    settings = [*(node.inputs[i] for i in (3, 5, 6)), one_way]
+    each, ends = len(weights) // (2 * known_value(layers)), []
+    for i in range(known_value(layers)):
+        read = []
+        for j, rows in enumerate((x, mb.reverse(x=x, axes=[1])), 2 * i):
+            values = rows, slice_of_axis(first, 0, j, j + 1), weights[j * each : (j + 1) * each]
+            y, end = _one_layer(host, context, node, values, settings)
+            read.append(y)
+            ends.append(end)
+        x = mb.concat(values=[read[0], mb.reverse(x=read[1], axes=[1])], axis=2)
+    x = x if known_value(batch_first) else mb.transpose(x=x, perm=[1, 0, 2])
+    for name, value in zip(node.outputs, (x, mb.concat(values=ends, axis=0)), strict=True):
+        context.add(mb.identity(x=value, name=name))
+
+
 # -- recurrent layers of rows of several lengths, as `pack_padded_sequence` makes them ---------------------
 
 PAST = 1e4
@@ -827,8 +852,10 @@ def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
         x, _, first, weights, _, layers, _, _, both = map(known_value, inputs_of(context, node))
         x, lengths = context[node.inputs[0]], context[f"{node.inputs[1]}_lengths"]
         states = list(first) if kind == "lstm" else [context[node.inputs[2]]]
-        if kind == "lstm" and both and (states[0].val is None or np.any(states[0].val)):
-            raise NotImplementedError(f"{node.name}: packed rows with a first state, read from their ends")
+        started = states[0].val is None or np.any(states[0].val)
+        if both and (kind in ("rnn_tanh", "rnn_relu") or (kind == "lstm" and started)):
+            layer = "an LSTM with a first state" if kind == "lstm" else "a plain RNN"
+            raise NotImplementedError(f"{node.name}: packed rows, which {layer} reads from their ends")
         past = _flags(mb.greater_equal(**_steps_and(lengths, x)), x, PAST)
         last = _flags(mb.equal(**_steps_and(mb.sub(x=lengths, y=np.int32(1)), x)), x, 1)
         count, directions, ends = len(weights) // layers, 1 + both, []
@@ -836,7 +863,8 @@ def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
             own = [slice_of_axis(state, 0, i * directions, (i + 1) * directions) for state in states]
             read = _holding(kind, weights[i * count : (i + 1) * count], count // directions)
             rows = mb.concat(values=[x, past], axis=2)
-            x, *end = _one_layer(host, context, node, (rows, own if kind == "lstm" else own[0], read))
+            values = rows, own if kind == "lstm" else own[0], read
+            x, *end = _one_layer(host, context, node, values, [node.inputs[i] for i in (4, 6, 7, 8)])
             ends.append(end if kind == "gru" else [_at_ends(x, end[0], last), *end[1:]])
         joined = [mb.concat(values=list(values), axis=0) for values in zip(*ends, strict=True)]
         for name, value in zip(node.outputs, (x, *joined), strict=True):
@@ -864,14 +892,19 @@ def _holding(kind: str, weights: list[Var], each: int) -> list[Var]:
     return read
 
 
-def _one_layer(host: Convert, context: Any, node: Any, values: tuple[Any, ...]) -> list[Var]:
-    """Convert one layer of a node, that reads these rows, states and weights; return what it gives."""
+def _one_layer(
+    host: Convert, context: Any, node: Any, values: tuple[Any, ...], settings: list[str]
+) -> list[Var]:
+    """Convert one layer of a node, that reads these rows, states and weights; return what it gives.
+
+    The settings name whether it has biases, its dropout, whether it trains, and whether it reads both ways.
+    """
     name = f"{node.name}_{values[0].name}"
     added = {f"{name}_{i}": value for i, value in enumerate((*values, mb.const(val=1), mb.const(val=True)))}
     for key, value in added.items():
         context.add(value, torch_name=key)
     rows, states, weights, layers, batch_first = added
-    biased, dropout, training, both = (node.inputs[i] for i in (4, 6, 7, 8))
+    biased, dropout, training, both = settings
     inputs = [rows, states, weights, biased, layers, dropout, training, both, batch_first]
     outputs = [f"{name}_{output}" for output in node.outputs]
     host(context, _traced(node, node.kind, inputs, outputs))
@@ -1737,7 +1770,9 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "rms_norm": lambda _: rms_norm,
     "linear": lambda host: with_complex_products(with_vector_weight(host)),
     "lstm": lambda host: with_packed_rows("lstm")(with_joined_states(host)),
-    **{kind: with_packed_rows(kind) for kind in ("gru", "rnn_tanh", "rnn_relu")},
+    "gru": with_packed_rows("gru"),
+    "rnn_tanh": lambda host: with_packed_rows("rnn_tanh")(with_both_directions(host)),
+    "rnn_relu": lambda host: with_packed_rows("rnn_relu")(with_both_directions(host)),
     "_pack_padded_sequence": lambda _: packed_rows,
     "_pad_packed_sequence": lambda _: padded_again,
     "col2im": with_overlapping_fold,

@@ -33,11 +33,11 @@ class All(torch.nn.Sequential):
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("kind", ["lstm", "rnn", pytest.param("gru", marks=pytest.mark.slow)])
 def test_outputs_and_last_states(kind: str, how: str) -> None:
-    """Both directions where coremltools has them, and the last states; names of two layers must not meet."""
+    """Both directions, and the last states; names of two layers must not meet."""
     frontend.register()
     torch.manual_seed(0)
-    count = 2 if kind == "lstm" else 1
-    layers = [KINDS[kind](4, 5, bidirectional=kind != "rnn", batch_first=True) for _ in range(count)]
+    layers = [KINDS[kind](4, 5, bidirectional=True, batch_first=True)]
+    layers += [KINDS[kind](4, 5, 2, bidirectional=True)] if kind != "gru" else []
     module = All(*layers).eval()
     model = convert(module, {"x": X}, how, "iOS17", "FLOAT32")
     (found,) = run(model, {"x": -X.numpy()}).values()
@@ -117,9 +117,14 @@ def test_packed_rows_end_at_their_lengths(kind: str) -> None:
                 assert_close(value, expected.numpy(), rtol=1e-5)
 
 
-def test_packed_rows_from_their_ends_with_a_first_state_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("layer", "words"), [(torch.nn.LSTM, "an LSTM with a first"), (torch.nn.RNN, "a plain")]
+)
+def test_packed_rows_read_from_their_ends_are_refused(
+    layer: Callable[..., torch.nn.RNNBase], words: str
+) -> None:
     frontend.register()
-    module = Lengths(torch.nn.LSTM(4, 5, bidirectional=True, batch_first=True), 0.0, with_first=True).eval()
+    module = Lengths(layer(4, 5, bidirectional=True, batch_first=True), 0.0, with_first=True).eval()
     examples = {"x": torch.randn(3, 4, 4), "lengths": torch.tensor([4, 4, 4])}
-    with pytest.raises(NotImplementedError, match="packed rows with a first state, read from their ends"):
+    with pytest.raises(NotImplementedError, match=f"packed rows, which {words}"):
         convert(module, examples, "trace", "iOS17", "FLOAT32")

@@ -262,7 +262,7 @@ class Lint:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"no known problem of Core AI concerns this model on {self.target}"
+            return f"no known problem of Core AI concerns this model on {self.target.words}"
         return "\n".join(line for finding in self.findings for line in _lines(finding))
 
 

@@ -402,9 +402,10 @@ def _ops_on_engine(inspection: Inspection) -> str:
     if all(row.preferred is None for row in rows):
         return "it is not known where the ops run"
     if not most:
-        could_run = all(row.legal for row in rows) and inspection.target.uses_ane
-        reason = ": by estimate, it would not be faster there" if could_run else ""
-        return f"no op runs on the Neural Engine{reason}"
+        legal = sum(row.legal is True for row in rows) if inspection.target.uses_ane else 0
+        reason = f": {legal:,} of {len(rows):,} could, but would not be faster there, by estimate"
+        reason = ": by estimate, it would not be faster there" if legal == len(rows) else reason
+        return f"no op runs on the Neural Engine{reason if 2 * legal >= len(rows) else ''}"
     count = f"{mine:,}" if mine == most else f"{mine:,} to {most:,}"
     work = between(inspection.residency["flop"], inspection.residency_at_most["flop"])
     share = f" ({work} of the work)" if any(row.flop for row in rows) else ""

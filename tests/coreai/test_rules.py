@@ -243,3 +243,7 @@ def test_every_row_says_where_and_who() -> None:
 def test_lint_is_of_core_ai_models(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="anesurgery see"):
         ane.lint(tmp_path / "m.mlpackage")
+
+
+def test_a_target_of_all_chips_is_a_word() -> None:
+    assert str(ane.Lint((), Target.parse(None))).endswith("this model on any chip")

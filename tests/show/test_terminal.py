@@ -214,6 +214,11 @@ def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
         ([row(0, "x", "ane")], "On M1/macOS 14, every op runs on the Neural Engine"),
         ([row(0, "x", "cpu", False)], "On M1/macOS 14, no op runs on the Neural Engine"),
         (
+            [row(0, "x", "cpu"), row(1, "x", "cpu", False)],
+            "On M1/macOS 14, no op runs on the Neural Engine: 1 of 2 could, but would not be faster there, by "
+            "estimate",
+        ),
+        (
             [row(0, "x", "cpu"), row(1, "x", None)],
             "On M1/macOS 14, 0 to 1 of 2 ops (0 to 50% of the work) run on the Neural Engine",
         ),

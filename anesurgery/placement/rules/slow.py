@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
-from anesurgery.display import byte_words
+from anesurgery.display import byte_words, counted
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.loops import is_short, loop_rounds
@@ -804,7 +804,8 @@ def mergeable_moves(op: Operation, target: Target) -> str:
     moves = moves_in_a_row(op)
     if moves is None or len(moves.turns) >= moves.transposes:
         return ""
-    return f"{len(moves.ops)} ops up to it, with {moves.transposes} transposes; {len(moves.turns)} would do"
+    transposes = counted(moves.transposes, "transpose")
+    return f"it ends {len(moves.ops)} moves in a row with {transposes}; {len(moves.turns) or 'none'} would do"
 
 
 BETWEEN_BLOCKS = POINTWISE | {"conv", "batch_norm"}

@@ -128,8 +128,8 @@ def _lengths_near_constants(
 ) -> tuple[list[Lengths], str]:
     """Return the lengths that decide near constants, or all that are declared; and why they do not tell all.
 
-    All symbols that ops use get each length together. Where ops may compare several, each symbol gets it
-    alone, too: {s: n}, and all others at their least.
+    All symbols that ops use get each length together. Where ops may compare several, all combinations are tried
+    if they are few; else each symbol gets each length alone, too: {s: n}, and all others at their least.
     """
     in_sizes = {s for d in use.sizes for s in d.free_symbols}
     has_unknown = not in_sizes <= {*symbols}  # a size that the inputs do not determine
@@ -139,7 +139,7 @@ def _lengths_near_constants(
     low, high = united([declared.range_of(s) for s in used])
     if high is not None and high - low < MOST_LENGTHS_IN_FULL:
         numbers = {*range(low, high + 1)}  # all, so nothing is unknown but combinations of several lengths
-        gap = _gap(use, symbols, high) if each_alone and use.kind is not Use.LOCAL else ""
+        gap = ""
     else:
         numbers = _numbers_of_local_ops(use, low, high) | _numbers_near_constants(use, symbols)
         if use.kind is not Use.LOCAL and high is not None:
@@ -147,7 +147,10 @@ def _lengths_near_constants(
         gap = _gap(use, symbols, high)
     kept = sorted(n for n in numbers if low <= n and (high is None or n <= high))
     lengths = [dict.fromkeys(used, n) for n in kept]
-    if each_alone:
+    if each_alone and len(kept) ** len(used) <= MOST_TRIALS:
+        lengths = [dict(zip(used, chosen, strict=True)) for chosen in itertools.product(kept, repeat=len(used))]
+    elif each_alone:
+        gap = gap or _gap(use, symbols, high) or "several lengths are compared with each other"
         least = {s: declared.range_of(s)[0] for s in used}
         lengths += [{**least, s: n} for s in used for n in kept]
     ordinary = dict.fromkeys(symbols, SYMBOL_LENGTH)

@@ -396,6 +396,22 @@ def test_two_lengths_that_meet_are_compared(name: str) -> None:
     assert use_of([program.functions["main"].operations]).joint is joint
 
 
+@pytest.mark.parametrize(("high", "gap"), [(8, ""), (30, "several lengths are compared with each other")])
+def test_places_of_two_joined_values_are_known_where_all_combinations_are_tried(high: int, gap: str) -> None:
+    """The wrong version: each length alone and all together, so that (5, 2) was never tried."""
+    s, t = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, n, 2)) for n in (s, t)], opset_version=ct.target.iOS17)
+    def program(x: Var, z: Var) -> Any:
+        return first(3)(mb, mb.concat(values=[x, z], axis=1))
+
+    main = program.functions["main"]
+    ranges = Declared({s: (1, high), t: (1, high)})
+    plan = lengths_to_try([*main.inputs.values()], [main.operations], declared=ranges)
+    assert ({s: 5, t: 2} in plan.all) == (not gap)
+    assert plan.gap == gap
+
+
 def test_the_lengths_of_several_inputs_are_declared() -> None:
     """A range of each; or a list, of which the shapes of one place go together."""
     s, t = get_new_symbol(), get_new_symbol()

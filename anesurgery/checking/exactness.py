@@ -43,7 +43,6 @@ from anesurgery.mil import (
     Program,
     Var,
     constant,
-    is_stored,
     np_dtype,
     operands,
     static_shape,
@@ -66,8 +65,9 @@ def _unguarded_log(op: Operation) -> WrittenExponential | None:
 
 def _rounded_to_infinity(op: Operation) -> frozenset[str]:
     """Return the inputs of an op that are constants of fp16, and infinite."""
-    halves = [(name, v) for name, v in operands(op) if is_stored(v) and np_dtype(v) == np.float16]
-    return frozenset(name for name, v in halves if op.op_type in _MASKING and np.isinf(constant(v)).any())
+    read = operands(op) if op.op_type in _MASKING else ()
+    halves = [(name, v) for name, v in read if constant(v) is not None and np_dtype(v) == np.float16]
+    return frozenset(name for name, v in halves if np.isinf(constant(v)).any())
 
 
 _MASKING = names("add sub mul real_div select")

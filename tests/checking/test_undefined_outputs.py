@@ -50,3 +50,17 @@ def test_a_model_that_cannot_be_run_has_no_undefined_outputs_and_is_not_refused(
         ane.run(repeated_by_a_count, X)
     assert Yardstick(repeated_by_a_count, constant_inputs=(0.0, 1.0)).undefined(repeated_by_a_count) == 0
     assert not ane.apply(repeated_by_a_count, "auto", target="iPhone 13", quiet=True).changes
+
+
+def test_a_compressed_addend_is_no_infinite_constant() -> None:
+    """The wrong version: a TypeError of numpy, for what has no numbers in the program."""
+    codes, table = np.arange(8, dtype=np.uint8), np.linspace(0, 1, 256, dtype=np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((8,), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        addend = mb.constexpr_lut_to_dense(indices=codes, lut=table[None, :, None])
+        return mb.add(x=x, y=addend, name="y")
+
+    near = Yardstick(program, inputs=[X]).measure(program)
+    assert near is not None
+    assert min(near.values()) > 60

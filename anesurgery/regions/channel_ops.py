@@ -26,6 +26,7 @@ from anesurgery.mil import (
     is_output,
     np_dtype,
     op_inputs,
+    operands,
     static_shape,
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
@@ -308,7 +309,10 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
 def step_of(op: Operation, layouts: Layouts) -> Step | None:
     """Return how an op is built on twins; None where it does not belong to the region."""
     rule = RULES.get(op.op_type)
-    if rule is None or any(static_shape(v) is None or np_dtype(v).kind != "f" for v in op.outputs):
+    values = (*op.outputs, *(v for _, v in operands(op)))
+    if rule is None or any(static_shape(v) is None for v in values):
+        return None
+    if any(np_dtype(v).kind != "f" for v in op.outputs):
         return None
     step = rule(op, layouts)
     return None if step is None or any(x is not None and not x.sizes for x in step.layouts) else step

@@ -227,6 +227,11 @@ def parts_of_channels_and_tokens(x: Var) -> Var:
     return linear(mb.reshape(x=heads, shape=[1, 12, 16]), 16)
 
 
+def with_fixed_size(x: Var) -> Var:
+    """A sum of a fixed shape, though one operand has none."""
+    return linear(mb.add(x=x, y=floats(1, 8, 16)), 16)
+
+
 test_cases, test_surroundings = table(
     ChannelsFirst(),
     *(
@@ -234,6 +239,7 @@ test_cases, test_surroundings = table(
         for build, shape, reason in [
             (lambda x: linear(x, 16), (1, 8, 16), "it would only add transpositions at its ends"),
             (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
+            (with_fixed_size, (1, new_symbol(), new_symbol()), "it would only add transpositions at its ends"),
         ]
     ),
     refuses("has the dynamic shape", built, mlp, (1, new_symbol(), 16)),

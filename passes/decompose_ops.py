@@ -93,7 +93,7 @@ def _why_no_product(step: DecomposeOps, op: an.Operation) -> str:
     count = math.prod(op.x.shape[a] for a in an.reading.axes_of(op))
     if an.np_dtype(op.x).kind != "f":
         return "it multiplies integers"
-    return "" if 0 < count <= step.most_factors else f"it multiplies {count} numbers, above {step.most_factors}"
+    return "" if 0 < count <= step.most_factors else f"it multiplies {count:,} numbers, above {step.most_factors:,}"
 
 
 def _product(mb: Builder, op: an.Operation) -> Var:
@@ -114,7 +114,7 @@ def _why_no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
     length = int(op.x.shape[int(an.number(op.axis) or 0)])
     if an.np_dtype(op.x).kind != "f":
         return "it is a sum of integers; integers_as_floats makes them floats where that is exact"
-    return "" if length <= step.most_length else f"it runs over {length} numbers, above {step.most_length}"
+    return "" if length <= step.most_length else f"it runs over {length:,} numbers, above {step.most_length:,}"
 
 
 def _triangle(length: int, exclusive: bool, reverse: bool, dtype: Any) -> an.Array:

@@ -108,7 +108,7 @@ test_cases, test_surroundings = table(
             (lambda x: mb.mod(x=mb.round(x=x), y=np.float32(3)), "reaches inf, above 2048"),
             (lambda x: mb.mod(x=x, y=mb.exp(x=x)), "is no positive constant"),
             (lambda x: mb.reduce_prod(x=x), "it multiplies 99 numbers, above 32"),
-            (lambda x: mb.cumsum(x=mb.tile(x=x, reps=[11]), axis=0), "it runs over 1089 numbers, above 1024"),
+            (lambda x: mb.cumsum(x=mb.tile(x=x, reps=[11]), axis=0), "it runs over 1,089 numbers, above 1,024"),
             (
                 lambda x: mb.cumsum(x=mb.cast(x=x, dtype="int32"), axis=0),
                 "integers_as_floats makes them floats",

@@ -138,7 +138,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     # rule: where it speaks, what it says (in part), where it says nothing
     "perf-dma-notch": (
         lambda: program(linear(2048, 4096), (1, 4096)),
-        "2048x4096: 1048576 bytes per core, 0 from 1 * 2^20; 2 parts",
+        "2048x4096: 1,048,576 bytes per core, 0 from 1 * 2^20; 2 parts",
         lambda: program(linear(2016, 4096), (1, 4096)),
     ),
     "conv-kernel-slow": (
@@ -178,7 +178,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "sdpa-op": (
         lambda: program(lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k), *HEADS, **IOS18),
-        "1x2x16x32 has 1024 elements",
+        "1x2x16x32 has 1,024 elements",
         lambda: program(
             lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k),
             *[(1, 16, 2048, 64)] * 2,

@@ -203,7 +203,7 @@ def test_layers_that_only_move_numbers_follow_the_op_of_ml_programs() -> None:
 @pytest.mark.parametrize(("rows", "legal"), [(9, None), (32768, None), (32769, False)])
 def test_an_embedding_is_refused_above_the_limit_and_unknown_below(rows: int, legal: bool | None) -> None:
     found = look(lambda b: b.add_embedding("e", np.zeros((2, rows)), None, rows, 2, False, "x", "y"))
-    said = [("nn-lookup", "32769 rows, more than 32768")] if legal is False else []
+    said = [("nn-lookup", "32,769 rows, more than 32,768")] if legal is False else []
     assert found.ops[0].legal is legal
     assert [(f.rule, f.message) for f in found.ops[0].findings] == said
 

@@ -168,7 +168,7 @@ def _large_upsampling(layer: Described, target: Target) -> str:
 def _large_table(layer: Described, target: Target) -> str:
     is_old = layer.kind == "embedding"
     rows = int(layer.spec.embedding.inputDim if is_old else layer.spec.embeddingND.vocabSize)
-    return f"{rows} rows, more than {LOOKUP_ROWS}" if rows > LOOKUP_ROWS else ""
+    return f"{rows:,} rows, more than {LOOKUP_ROWS:,}" if rows > LOOKUP_ROWS else ""
 
 
 def _remedy_for_constant(layer: Described, target: Target) -> str | None:

@@ -88,7 +88,7 @@ def small_fused(op: Operation, target: Target) -> str:
     count = elements(op.query)
     if count >= PREFERRED_QUERY or static_shape(op.query) is None:
         return ""
-    return f"the query {shape_in_words(op.query.shape)} has {count} elements"
+    return f"the query {shape_in_words(op.query.shape)} has {count:,} elements"
 
 
 def fused_on_26(op: Operation, target: Target) -> str:
@@ -420,7 +420,7 @@ def dma_notch(op: Operation, target: Target) -> str:
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     multiple = round(payload / NOTCH_PERIOD)
     distance = abs(payload - multiple * NOTCH_PERIOD)
-    return f"{size.outputs}x{size.inputs}: {payload} bytes per core, {distance} from {multiple} * 2^20; {cure}"
+    return f"{size.outputs}x{size.inputs}: {payload:,} bytes per core, {distance:,} from {multiple} * 2^20; {cure}"
 
 
 def wide_kernel(op: Operation, target: Target) -> str:
@@ -837,7 +837,7 @@ def long_input(op: Operation, target: Target) -> str:
     strides = ints(op, "strides") or [1] * len(before)
     for length, result, stride in zip(before, after, strides, strict=True):
         if length > limit >= result and stride > 1 and is_stored(op.weight):
-            return f"{length} elements become {result}; {chip} takes {limit}"
+            return f"{length:,} elements become {result:,}; {chip} takes {limit:,}"
     return ""
 
 
@@ -865,7 +865,7 @@ def long_result(op: Operation, target: Target) -> str:
     """Report a result that is longer than the target takes while the input is not."""
     limit, chip = target.least("axis")
     before, after = (max(shape_of(v)[-2:], default=0) for v in (op.x, op.outputs[0]))
-    return f"{before} elements become {after}; {chip} takes {limit}" if before <= limit < after else ""
+    return f"{before:,} elements become {after:,}; {chip} takes {limit:,}" if before <= limit < after else ""
 
 
 REPAIRED = (

@@ -129,7 +129,7 @@ def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     for feature in features:
         array, image = feature.type.multiArrayType, feature.type.imageType
         if feature.type.WhichOneof("Type") == "imageType":
-            channels = 3 if PIXELS[_COLORS.Name(image.colorSpace)][0] == "RGB" else 1
+            channels = 3 if _pixels(feature.name, image)[1] == "RGB" else 1
             shapes[feature.name] = (1, channels, image.height, image.width)
         else:
             shapes[feature.name] = tuple(array.shape)
@@ -222,6 +222,14 @@ def _shape_text(allowed: list[Range]) -> str:
     return f"({', '.join(range_text(*r) for r in allowed)})"
 
 
+def _pixels(name: str, image: Any) -> tuple[str, str, bool]:
+    """Return the colour space of an image, the mode of a PIL image, and whether its channels are reversed."""
+    space = _COLORS.Name(image.colorSpace)
+    if space not in PIXELS:
+        raise InterpretError(f"the image {name!r} has no known colour space ({space}); export the model again")
+    return (space, *PIXELS[space])
+
+
 def _bind_image(name: str, kind: Any, value: Any) -> Any:
     """Check an image against its description, and return it as [1, channels, height, width], fp32.
 
@@ -229,8 +237,7 @@ def _bind_image(name: str, kind: Any, value: Any) -> Any:
     """
     if value is None:
         raise InterpretError(f"missing input {name!r}: the model takes an image")
-    space = _COLORS.Name(kind.imageType.colorSpace)
-    mode, reverse = PIXELS[space]
+    space, mode, reverse = _pixels(name, kind.imageType)
     if not isinstance(getattr(value, "mode", None), str):  # torch tensors have a method `mode`
         if np.ndim(value) != 4:
             raise InterpretError(
@@ -292,20 +299,20 @@ def present(features: Iterable[Any], outputs: Mapping[str, Any]) -> dict[str, An
     """Return the outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
     kinds = {f.name: f.type for f in features if f.name in outputs}
     return {
-        name: _picture(kind.imageType, outputs[name])
+        name: _picture(name, kind.imageType, outputs[name])
         if kind.WhichOneof("Type") == "imageType"
         else outputs[name]
         for name, kind in kinds.items()
     }
 
 
-def _picture(image: Any, array: Array) -> Any:
+def _picture(name: str, image: Any, array: Array) -> Any:
     """Return a PIL image of [1, channels, height, width]; 8-bit colours are clamped to 0..255 and rounded."""
     try:
         from PIL import Image
     except ImportError as error:
         raise InterpretError("an output of the model is an image; install pillow") from error
-    mode, reverse = PIXELS[_COLORS.Name(image.colorSpace)]
+    _, mode, reverse = _pixels(name, image)
     pixels = np.asarray(array, np.float32).reshape(array.shape[-3:]).transpose(1, 2, 0)
     if mode == "F":
         return Image.fromarray(pixels[..., 0])

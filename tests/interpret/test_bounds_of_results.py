@@ -78,12 +78,17 @@ def test_a_large_fill_is_not_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
-@pytest.mark.parametrize("reps", [[0, 1], [2, -1]])
+def test_a_tile_without_copies_is_empty() -> None:
+    """`x[mask] = 0` asks for it where the mask keeps nothing."""
+    assert ane.run(tile(), {"x": ROW, "n": np.array([0, 1], np.int32)})["y"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("reps", [[1, 0], [2, -1]])
 def test_a_tile_that_repeats_less_than_once_is_an_error_in_words(reps: list[int]) -> None:
     with pytest.raises(InterpretError, match="op y failed: reps is .*, and each must be 1 or more") as caught:
         ane.run(tile(), {"x": ROW, "n": np.array(reps, np.int32)})
     assert str(reps) in str(caught.value)
-    assert "keeps nothing: choose with `torch.where`" in str(caught.value)
+    assert "an expand with -1: convert it again" in str(caught.value)
 
 
 class Expanding(torch.nn.Module):

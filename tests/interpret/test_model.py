@@ -137,6 +137,15 @@ def test_what_is_no_image_is_refused(package: Callable[..., Path], value: Any, w
     assert words in str(raised.value)
 
 
+def test_an_image_without_a_colour_space_is_refused(package: Callable[..., Path]) -> None:
+    """A damaged description: the wrong version ended in a KeyError."""
+    path = package(Call(lambda x: x * 2), [ct.ImageType("image", shape=(1, 3, 5, 7))], torch.zeros(1, 3, 5, 7))
+    loaded = ane.load(path)
+    loaded.spec.description.input[0].type.imageType.ClearField("colorSpace")
+    with pytest.raises(InterpretError, match="image 'image' has no known colour space"):
+        Predictor(loaded).sample(0)
+
+
 LISTED = ct.EnumeratedShapes([(1, 3, 5, 7), (1, 3, 6, 8)])
 RANGED = (1, 3, ct.RangeDim(4, 6), ct.RangeDim(7, 9))
 

@@ -100,17 +100,20 @@ def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any 
 
 @impl("tile")
 def tile(x: Tensor, reps: Any) -> Tensor:
-    """Repeat x along its axes, each at least once.
+    """Repeat x along its axes, each at least once; an axis of up to one element may become empty.
+
+    A selection that keeps nothing (`x[mask] = 0`) asks for no copy. Core ML then gives what PyTorch gives, from
+    macOS 13 on: coremltools 9.0, test_torch_ops.py, test_index_put_dynamic_bool_index.
 
     Raises:
-        InterpretError: a count is below 1; nothing says what Core ML does then.
+        InterpretError: another count is below 1; nothing says what Core ML does then.
     """
     times = ints(reps)
-    if min(times, default=1) < 1:
+    if any(n < (0 if d <= 1 else 1) for d, n in zip(x.shape, times, strict=True)):
         raise InterpretError(
-            f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; 0 comes "
-            "from a selection (`x[mask]`) that keeps nothing: choose with `torch.where`. A model of "
-            "coremltools before 9 gets it from an expand with -1 too: convert it again"
+            f"reps is {times} for the shape {list(x.shape)}, and each must be 1 or more: "
+            "nothing says what Core ML makes of less. A model of coremltools before 9 gets it from an expand "
+            "with -1: convert it again"
         )
     checked_shape([d * n for d, n in zip(x.shape, times, strict=True)])
     return x.repeat(times)

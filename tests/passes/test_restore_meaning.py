@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 from anesurgery.passes.restore_meaning import RestoreMeaning
 from anesurgery.show.costs import costs
 from anesurgery.testing import apply_pass, assert_refuses
@@ -220,6 +220,23 @@ def test_a_product_with_an_infinity_is_named_first(factor: float, rules: list[st
     assert [f.rule for f in found.all_findings if f.kind == "conversion"] == rules
     first = costs(found)[0].rule
     assert (first == "lost-infinity") == bool(rules)
+
+
+@pytest.mark.parametrize("filled", [-np.inf, -1e4])
+def test_a_constant_of_nan_is_named_first(filled: float) -> None:
+    """A uniform palette of a mask with -inf has no finite step, so all of its numbers are NaN."""
+    mask = np.triu(np.full((64, 64), filled, np.float16), 1)
+    with quiet_host():
+        model = ct.convert(
+            still(lambda x: mb.add(x=mb.relu(x=x), y=mask), (64, 64)),
+            minimum_deployment_target=ct.target.iOS17,
+            skip_model_load=True,
+        )
+        options = ct.optimize.coreml.OpPalettizerConfig(mode="uniform", nbits=6, weight_threshold=512)
+        model = ct.optimize.coreml.palettize_weights(
+            model, ct.optimize.coreml.OptimizationConfig(global_config=options)
+        )
+    assert (costs(ane.inspect(model))[0].rule == "lost-number") == (filled == -np.inf)
 
 
 def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:

@@ -33,6 +33,7 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    is_compressed,
     is_stored,
     is_symbolic,
     nested_ops,
@@ -415,6 +416,18 @@ def infinite_factor(op: Operation) -> str:
     return ""
 
 
+def not_a_number(op: Operation) -> str:
+    """Report a constant that holds NaN, or whose table or scales do."""
+    for _, var in operands(op):
+        parts = (p for _, p in operands(var.op)) if is_compressed(var) else (var,)
+        for part in parts:
+            stored = is_stored(part) and np_dtype(part).kind == "f" and elements(part) <= MOST_EXAMINED
+            value = constant(part) if stored else None
+            if value is not None and np.isnan(value).any():
+                return f"%{var.name} holds NaN"
+    return ""
+
+
 def kept_matrix(op: Operation) -> str:
     """Report a diagonal that is kept as a matrix, unless sums of its rows or columns follow."""
     if number(op.inputs.get("lower")) != 0 or number(op.inputs.get("upper")) != 0:
@@ -675,6 +688,15 @@ RULES = (
         "apple/coremltools: issue 2223, pull request 2669",
         test=lambda op, target: infinite_factor(op),
         advice="convert again with -1e4 instead of the lowest value of fp32, or in fp32",
+    ),
+    _lint(
+        "lost-number",
+        PRODUCTS | names("add sub mul real_div maximum minimum select gather conv_transpose batch_norm layer_norm"),
+        "coremltools stores a mask of -inf as a palette of NaN (mode uniform), and one NaN makes NaN of each "
+        "result that it reaches",
+        "john-rocky/CoreML-Models: docs/coreml_conversion_notes.md; reproduced with coremltools 9.0",
+        test=lambda op, target: not_a_number(op),
+        advice="compress the original again with -1e4 instead of -inf, or without this constant (op_name_configs)",
     ),
     _lint(
         "lost-scale",

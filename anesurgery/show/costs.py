@@ -273,7 +273,7 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
 
 
 def _switches_to(inspection: Inspection, rows: Sequence[OpRow]) -> float:
-    """Return the share of the time of the switches to the segments of some ops; 0 where switches cost little."""
+    """Return the share of the time that switches to the segments of some ops take; 0 where it is small."""
     if inspection.time is None or not inspection.time.ms:
         return 0.0
     share = inspection.time.parts.get("switches", 0.0) / inspection.time.ms

@@ -239,6 +239,40 @@ def test_a_constant_of_nan_is_named_first(filled: float) -> None:
     assert (costs(ane.inspect(model))[0].rule == "lost-number") == (filled == -np.inf)
 
 
+def phase(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(torch.cumsum(x, -1) * (2 * torch.pi))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "is_long"),
+    [
+        (phase, (1, 2, 5000), True),
+        (lambda x: torch.cos(torch.cumsum(x, 1) + 0.5), (1, 6000, 3), True),
+        (lambda x: torch.cumsum(x / 24000, 0)[100:].sin(), (4096,), True),
+        (phase, (1, 2, 400), False),
+        (lambda x: torch.cumsum(x, -1), (1, 5000), False),
+    ],
+)
+def test_a_long_phase_is_summed_in_blocks(function: Any, shape: tuple[int, ...], is_long: bool) -> None:
+    x = np.random.default_rng(0).uniform(0.005, 0.01, shape).astype(np.float32)
+    program = converted(function, x)
+    found = [f.rule for f in ane.inspect(program).all_findings if f.kind == "conversion"]
+    assert found == (["lost-phase"] if is_long else [])
+    changed, _ = apply_pass(RestoreMeaning(), program)
+    sums = [op for op in changed.functions["main"].operations if op.op_type == "cumsum"]
+    assert [op.x.shape[op.axis.val] < 80 for op in sums] == ([True, True] if is_long else [shape[-1] < 80])
+    (restored,) = ane.run(changed, {"x0": x}, precision="fp32").values()
+    meant = function(torch.from_numpy(x.astype(np.float64))).numpy()
+    assert np.allclose(restored, meant, rtol=0, atol=2e-4)
+
+
+def test_a_phase_that_runs_backwards_stays() -> None:
+    program = mb.program(input_specs=[mb.TensorSpec((1, 5000))], opset_version=ct.target.iOS17)(
+        lambda x: mb.sin(x=mb.cumsum(x=x, axis=1, exclusive=False, reverse=True))
+    )
+    assert_refuses(RestoreMeaning(), program, "backwards")
+
+
 def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:
     return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
         lambda x: body(x)

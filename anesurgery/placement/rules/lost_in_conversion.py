@@ -49,7 +49,16 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.placement.target import Target
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, value_before, weight
+from anesurgery.semantics.reading import (
+    axes_of,
+    axis_of,
+    elements,
+    flag,
+    number,
+    readers_after,
+    value_before,
+    weight,
+)
 
 _GUARDED_FROM = 8
 """The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
@@ -416,6 +425,23 @@ def infinite_factor(op: Operation) -> str:
     return ""
 
 
+LONG_PHASE = 4096
+"""The fewest steps of a running sum that are judged: one by one, they lose half of 2^-24 of the sum each."""
+
+
+def long_phase(op: Operation) -> str:
+    """Report a running sum in fp32 that is the phase of a sine."""
+    if op.op_type != "cumsum" or np_dtype(op.outputs[0]) != np.float32:
+        return ""
+    length = op.x.shape[axis_of(op)]
+    if is_symbolic(length) or length < LONG_PHASE:
+        return ""
+    through = CARRIERS | names("mul real_div add sub slice_by_index")
+    if not any(reader.op_type in ("sin", "cos") for reader in readers_after(op.outputs[0], through)):
+        return ""
+    return f"{length:,} steps of a phase lose up to {length / 2**25:.1%}, added one by one"
+
+
 def not_a_number(op: Operation) -> str:
     """Report a constant that holds NaN, or whose table or scales do."""
     for _, var in operands(op):
@@ -691,12 +717,23 @@ RULES = (
     ),
     _lint(
         "lost-number",
-        PRODUCTS | names("add sub mul real_div maximum minimum select gather conv_transpose batch_norm layer_norm"),
+        PRODUCTS
+        | names("add sub mul real_div maximum minimum select gather conv_transpose batch_norm layer_norm"),
         "coremltools stores a mask of -inf as a palette of NaN (mode uniform), and one NaN makes NaN of each "
         "result that it reaches",
         "john-rocky/CoreML-Models: docs/coreml_conversion_notes.md; reproduced with coremltools 9.0",
         test=lambda op, target: not_a_number(op),
-        advice="compress the original again with -1e4 instead of -inf, or without this constant (op_name_configs)",
+        advice="compress the original again with -1e4 instead of -inf, or leave this constant as it is",
+    ),
+    _lint(
+        "lost-phase",
+        names("cumsum"),
+        "torch adds up fp32 numbers in fp64, and Core ML in fp32. Over 42,000 steps of a voice's phase, sines "
+        "had a correlation of 0.954 to torch's, and of 0.9999 with a sum for each 300 steps",
+        "FluidInference/mobius: pull request 33",
+        test=lambda op, target: long_phase(op),
+        remedy=RESTORE,
+        advice="sum blocks of some hundred steps, and add up their ends",
     ),
     _lint(
         "lost-scale",

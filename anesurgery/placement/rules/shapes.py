@@ -597,7 +597,7 @@ def _images(function: Function, images: Mapping[str, str]) -> Messages:
             if writer is not None and _writes_units(writer):
                 yield (
                     DARK_IF_SCALED,
-                    f"image output %{var.name}: {writer.op_type} writes it unscaled, and image %{given[0]} is scaled",
+                    f"image output %{var.name}: {writer.op_type} writes it, and image %{given[0]} is scaled",
                 )
 
 

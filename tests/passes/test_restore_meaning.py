@@ -393,3 +393,37 @@ def test_an_lstm_that_reads_the_padding_of_packed_rows_is_named(*, is_computed: 
         return mb.lstm(x=x, initial_h=zeros, initial_c=zeros, **weights)[0]
 
     assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_computed
+
+
+class Tagger(torch.nn.Module):
+    """An LSTM over tokens, of which a mask hides the last."""
+
+    def __init__(self, hide: Callable[..., torch.Tensor], *, both: bool = True) -> None:
+        super().__init__()
+        self.hide = hide
+        self.lstm = torch.nn.LSTM(8, 8, batch_first=True, bidirectional=both)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.lstm(self.hide(x, mask))[0] * mask[..., None]  # type: ignore[no-any-return]
+
+
+def product(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x * mask[..., None]
+
+
+def fill(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).masked_fill(mask[:, None] < 0.5, 0.0).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_named"),
+    [
+        (Tagger(product), True),
+        (Tagger(fill), True),
+        (Tagger(product, both=False), False),
+        (Tagger(lambda x, mask: x + 1), False),
+    ],
+)
+def test_an_lstm_that_starts_in_masked_steps_is_named(*, module: Tagger, is_named: bool) -> None:
+    program = converted(module.eval().requires_grad_(False), floats(1, 12, 8), np.ones((1, 12), np.float32))
+    assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_named

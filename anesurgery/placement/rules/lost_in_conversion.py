@@ -33,7 +33,7 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
-    is_compressed,
+    is_constexpr,
     is_stored,
     is_symbolic,
     nested_ops,
@@ -445,10 +445,10 @@ def long_phase(op: Operation) -> str:
 def not_a_number(op: Operation) -> str:
     """Report a constant that holds NaN, or whose table or scales do."""
     for _, var in operands(op):
-        parts = (p for _, p in operands(var.op)) if is_compressed(var) else (var,)
-        for part in parts:
-            stored = is_stored(part) and np_dtype(part).kind == "f" and elements(part) <= MOST_EXAMINED
-            value = constant(part) if stored else None
+        maker = var.op if var.op is not None and is_constexpr(var.op) else None
+        for part in [var] if maker is None else [stored for _, stored in operands(maker)]:
+            is_read = is_stored(part) and np_dtype(part).kind == "f" and elements(part) <= MOST_EXAMINED
+            value = constant(part) if is_read else None
             if value is not None and np.isnan(value).any():
                 return f"%{var.name} holds NaN"
     return ""
@@ -498,6 +498,22 @@ def rows_of_lengths(op: Operation) -> str:
     if static_shape(op.x) is None or state is None or not is_symbolic(state.shape[0]):
         return ""
     return f"%{state.name} has as many rows as the first length of a packed sequence"
+
+
+def masked_backwards(op: Operation) -> str:
+    """Report an LSTM that begins at the end of a sequence, some of whose steps are masked at run time."""
+    shape = static_shape(op.x)
+    if constant(op.inputs.get("direction")) not in ("bidirectional", "reverse") or shape is None:
+        return ""
+    source = value_before(op.x, CARRIERS)
+    maker = source.op
+    if maker is None or maker.op_type not in ("mul", "select"):
+        return ""
+    steps = math.prod(shape[:2])
+    masks = [v for _, v in operands(maker) if not is_stored(v) and math.prod(static_shape(v) or ()) == steps]
+    if steps == 1 or not masks or math.prod(shape) == steps:
+        return ""
+    return f"its backward half starts in the steps that %{masks[0].name} hides"
 
 
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
@@ -757,10 +773,10 @@ RULES = (
         "lost-lengths",
         names("lstm"),
         "coremltools converts a packed sequence as if all rows had the full length: the LSTM reads the padding "
-        "too, and its last states are those after it",
-        _SOURCE.format("_pack_padded_sequence and lstm"),
-        test=lambda op, target: rows_of_lengths(op),
-        advice="convert with frontend.register(), which ends each row at its length",
+        "too, and its last states are those after it; a speech model without packing reads it as well",
+        f"{_SOURCE.format('_pack_padded_sequence and lstm')}; soniqo/speech-swift: pull request 173",
+        test=lambda op, target: rows_of_lengths(op) or masked_backwards(op),
+        advice="pack_padded_sequence, converted with frontend.register(), ends each row at its length",
     ),
     _lint(
         "lost-average",

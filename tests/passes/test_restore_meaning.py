@@ -404,7 +404,7 @@ class Tagger(torch.nn.Module):
         self.lstm = torch.nn.LSTM(8, 8, batch_first=True, bidirectional=both)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self.lstm(self.hide(x, mask))[0] * mask[..., None]  # type: ignore[no-any-return]
+        return self.lstm(self.hide(x, mask))[0] * mask[..., None]
 
 
 def product(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

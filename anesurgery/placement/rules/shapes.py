@@ -419,9 +419,9 @@ DARK = _port(
 DARK_IF_SCALED = replace(
     DARK,
     id="image-dark-if-scaled",
-    because="Core ML writes an image output as pixels from 0 to 255. A super-resolution network whose input is "
-    "scaled to 0 to 1 mostly writes numbers from 0 to 1 too, and its image is black",
-    source=f"{DARK.source}; john-rocky/CoreML-Models: issue 20",
+    because="Core ML writes an image output as pixels from 0 to 255. Networks such as Real-ESRGAN read and "
+    "write numbers from 0 to 1: scaled pixels alone make a black image",
+    source=f"{DARK.source}; xinntao/Real-ESRGAN: realesrgan/utils.py",
     grade=Grade.GUESS,
     advice="if the module writes numbers from 0 to 1, end it with 255 * x, and convert again",
 )
@@ -429,11 +429,13 @@ WIDTHS = _port(
     "io-width",
     f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro), "
     "one of 88 in rows of 96, and one of 504 in rows of 512 (iPhones). An app that copied one as a block spoke "
-    "random words; reading it by single numbers took longer than the prediction",
+    "random words; reading it by single numbers took longer than the prediction. From iOS 16 on, coremltools "
+    "makes outputs fp16: apps that read them as fp32 crashed, or muted speech by 54 dB",
     f"{LAST_SOURCE}; Desert-Ant-Labs/desert-ant-core: pull request 120; FluidInference/FluidAudio: PR 730; "
-    "john-rocky/CoreML-Models: pull requests 75, 78",
+    "john-rocky/CoreML-Models: pull requests 75, 78; soniqo/speech-swift: pull request 57; "
+    "ultralytics/yolo-ios-app: pull request 303",
     grade=Grade.DOCUMENTED,
-    advice="read outputs row by row, by the strides of the array; or pad it outside, or put a longer axis last",
+    advice="read outputs by the strides and the type (Float16?) of the array; or put a longer axis last",
 )
 STATES = _port(
     "state-max-types",

@@ -24,12 +24,14 @@ After::
 | `lost-integers` | integers limited or divided in fp16 | the same in int32 |
 | `lost-sign` | `mod(x, y)` | `x - floor_div(x, y) * y` |
 | `lost-average` | a mean of windows beyond the end | the same without what lies beyond |
+| `lost-phase` | a long running sum in fp32, for a sine | running sums of blocks, and of their ends |
 
 The outputs change, because the converted model did not mean what the original did. So `auto` never tries this
 pass, and no edit is compared with the ops before it; compare the result with the model before the conversion
 (`against_torch`).
 
-Refuses when a mean has padding as well, which would then not count either.
+Refuses when a mean has padding as well, which would then not count either, and when a long running sum has five
+axes, runs backwards or leaves out its own term.
 
 Why it helps: the numbers are those of the original model again. Each loss was reported (the findings name the
 sources).
@@ -39,6 +41,7 @@ Grade: none: the numbers change on purpose.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +116,32 @@ def _why_not_without_padding(op: an.Operation) -> str:
     return "the mean counts padding, which would not count then" if padded else ""
 
 
+def _in_blocks(mb: Builder, op: an.Operation) -> Var:
+    """Write a running sum as those of blocks, each begun at the running sum of the ends before it."""
+    axis, last = an.reading.axis_of(op), op.x.rank - 1
+    order = [*(k for k in range(last + 1) if k != axis), axis]
+    x = op.x if axis == last else mb.transpose(x=op.x, perm=order)
+    *others, length = an.static_shape(x) or ()
+    block = math.isqrt(length - 1) + 1
+    if beyond := -length % block:
+        x = mb.pad(x=x, pad=[0, 0] * last + [0, beyond], mode="constant", constant_val=np.float32(0))
+    shape = [*others, (length + beyond) // block, block]
+    within = mb.cumsum(x=mb.reshape(x=x, shape=shape), axis=last + 1, exclusive=False, reverse=False)
+    ends = mb.slice_by_index(x=within, begin=[0] * (last + 1) + [block - 1], end=shape)
+    sums = mb.add(x=within, y=mb.cumsum(x=ends, axis=last, exclusive=True, reverse=False))
+    sums = mb.reshape(x=sums, shape=[*others, length + beyond])
+    if beyond:
+        sums = mb.slice_by_index(x=sums, begin=[0] * (last + 1), end=[*others, length])
+    return sums if axis == last else mb.transpose(x=sums, perm=np.argsort(order))
+
+
+def _why_not_in_blocks(op: an.Operation) -> str:
+    if an.static_shape(op.x) is None or op.x.rank > 4:
+        return "the running sum has five axes or an unknown length"
+    is_plain = not (an.constant(op.inputs.get("exclusive")) or an.constant(op.inputs.get("reverse")))
+    return "" if is_plain else "the running sum runs backwards, or leaves out its own term"
+
+
 @dataclass(frozen=True)
 class _Form:
     """How one finding is recognized and restored."""
@@ -137,6 +166,7 @@ FORMS: dict[str, _Form] = {
         lost.kept_sign, lambda mb, op: mb.sub(x=op.x, y=mb.mul(x=mb.floor_div(x=op.x, y=op.y), y=op.y))
     ),
     "lost-average": _Form(lost.overhanging_mean, _without_padding, _why_not_without_padding),
+    "lost-phase": _Form(lost.long_phase, _in_blocks, _why_not_in_blocks),
 }
 """Finding -> the form that it has in the package, and what was meant."""
 
@@ -147,7 +177,7 @@ class RestoreMeaning(Rewrite):
 
     name = "restore_meaning"
     kinds = an.ops.names(
-        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool"
+        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool cumsum"
     )
     asked_for = True
     caveat = "the outputs change on purpose; compare with the model before the conversion"

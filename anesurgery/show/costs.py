@@ -31,7 +31,7 @@ from anesurgery.placement.findings_in_words import (
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.lost_in_conversion import MEANT
-from anesurgery.placement.rules.shapes import FIXED_WINDOW, RANGE
+from anesurgery.placement.rules.shapes import DARK_IF_SCALED, FIXED_WINDOW, RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
 from anesurgery.placement.score import WOULD_RISE
 from anesurgery.placement.target import Target
@@ -69,6 +69,8 @@ class Problem:
     """The kind of the finding; "placement" where no rule says why ops run elsewhere."""
     share: float = 0.0
     """Its share of the time, else of the work, else of the ops."""
+    switches: float = 0.0
+    """The share of the time that the switches to its ops and back take, where these are costly."""
     remedies: tuple[str, ...] = ()
     """The passes that help, the likeliest first."""
     advice: str = ""
@@ -102,13 +104,13 @@ class Problem:
         elif self.is_risk:
             order = 2
         else:
-            order = 1 if self.share >= MATTERS and has_repair else 3
+            order = 1 if self.share + self.switches >= MATTERS and has_repair else 3
         kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
         loses_digits = order == 2 and self.rule not in NOT_FINITE
         support = [*Grade].index(self.grade) if order == 2 else 0
         expected = 0.0 if self.rule in NOT_FINITE else UNKNOWN_ERROR
         error = expected if self.decibels is None else self.decibels
-        return order, self.rule in CLAIMS or loses_digits, error, support, -self.share, kind
+        return order, self.rule in CLAIMS or loses_digits, error, support, -self.share - self.switches, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.
@@ -176,12 +178,15 @@ def cut(words: str, style: str = "") -> Text:
 def costs(inspection: Inspection) -> list[Problem]:
     """Return all problems, the most important first; those of one set of ops are one problem.
 
-    Infinities and NaN are a problem of their own: what keeps an op off the engine must not hide them.
+    Infinities and NaN are a problem of their own, and so are numbers where a rule keeps the ops off the engine:
+    it must not hide them.
     """
     rows = {row.name: row for row in summary.all_rows(inspection)}
     by_ops: dict[tuple[tuple[str, ...], bool], Problem] = {}
     for ops, problem in _problems(inspection, rows):
         key = ops or (problem.why,), problem.rule in NOT_FINITE
+        if problem.kind == "numeric" and key in by_ops and by_ops[key].kind == "legality":
+            key = ("numbers", *ops), problem.rule in NOT_FINITE
         by_ops[key] = _merged(by_ops[key], problem) if key in by_ops else problem
     problems = [problem for problem in by_ops.values() if not _is_negligible(inspection, problem)]
     problems.sort(key=lambda problem: problem.rank)
@@ -257,6 +262,7 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
     return replace(
         problem,
         kind=finding.kind,
+        switches=_switches_to(inspection, rows) if finding.kind == "legality" else 0.0,
         remedies=(finding.remedy,) if finding.remedy else (),
         advice=finding.advice,
         wrong=_is_wrong(finding),
@@ -264,6 +270,17 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
         grade=finding.grade,
         decibels=finding.decibels,
     )
+
+
+def _switches_to(inspection: Inspection, rows: Sequence[OpRow]) -> float:
+    """Return the share of the time that switches to the segments of some ops take; 0 where it is small."""
+    if inspection.time is None or not inspection.time.ms:
+        return 0.0
+    share = inspection.time.parts.get("switches", 0.0) / inspection.time.ms
+    every, own = (
+        {row.segment for row in some if row.preferred != "ane"} for some in (summary.all_rows(inspection), rows)
+    )
+    return share * len(own) / len(every) if share >= COSTLY_SWITCHES and every else 0.0
 
 
 class _Share(NamedTuple):
@@ -312,7 +329,7 @@ def _is_wrong(finding: Finding) -> bool:
     return (
         loads
         or is_lost(finding)
-        or finding.rule in (*MEANT, FIXED_WINDOW.id)
+        or finding.rule in (*MEANT, FIXED_WINDOW.id, DARK_IF_SCALED.id)
         or is_reported_wrong_here(finding)
         or is_always_nan(finding)
     )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 from anesurgery.passes.restore_meaning import RestoreMeaning
 from anesurgery.show.costs import costs
 from anesurgery.testing import apply_pass, assert_refuses
@@ -222,6 +222,57 @@ def test_a_product_with_an_infinity_is_named_first(factor: float, rules: list[st
     assert (first == "lost-infinity") == bool(rules)
 
 
+@pytest.mark.parametrize("filled", [-np.inf, -1e4])
+def test_a_constant_of_nan_is_named_first(filled: float) -> None:
+    """A uniform palette of a mask with -inf has no finite step, so all of its numbers are NaN."""
+    mask = np.triu(np.full((64, 64), filled, np.float16), 1)
+    with quiet_host():
+        model = ct.convert(
+            still(lambda x: mb.add(x=mb.relu(x=x), y=mask), (64, 64)),
+            minimum_deployment_target=ct.target.iOS17,
+            skip_model_load=True,
+        )
+        options = ct.optimize.coreml.OpPalettizerConfig(mode="uniform", nbits=6, weight_threshold=512)
+        model = ct.optimize.coreml.palettize_weights(
+            model, ct.optimize.coreml.OptimizationConfig(global_config=options)
+        )
+    assert (costs(ane.inspect(model))[0].rule == "lost-number") == (filled == -np.inf)
+
+
+def phase(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(torch.cumsum(x, -1) * (2 * torch.pi))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "is_long"),
+    [
+        (phase, (1, 2, 5000), True),
+        (lambda x: torch.cos(torch.cumsum(x, 1) + 0.5), (1, 6000, 3), True),
+        (lambda x: torch.cumsum(x / 24000, 0)[100:].sin(), (4096,), True),
+        (phase, (1, 2, 400), False),
+        (lambda x: torch.cumsum(x, -1), (1, 5000), False),
+    ],
+)
+def test_a_long_phase_is_summed_in_blocks(function: Any, shape: tuple[int, ...], is_long: bool) -> None:
+    x = np.random.default_rng(0).uniform(0.005, 0.01, shape).astype(np.float32)
+    program = converted(function, x)
+    found = [f.rule for f in ane.inspect(program).all_findings if f.kind == "conversion"]
+    assert found == (["lost-phase"] if is_long else [])
+    changed, _ = apply_pass(RestoreMeaning(), program)
+    sums = [op for op in changed.functions["main"].operations if op.op_type == "cumsum"]
+    assert [op.x.shape[op.axis.val] < 80 for op in sums] == ([True, True] if is_long else [shape[-1] < 80])
+    (restored,) = ane.run(changed, {"x0": x}, precision="fp32").values()
+    meant = function(torch.from_numpy(x.astype(np.float64))).numpy()
+    assert np.allclose(restored, meant, rtol=0, atol=2e-4)
+
+
+def test_a_phase_that_runs_backwards_stays() -> None:
+    program = mb.program(input_specs=[mb.TensorSpec((1, 5000))], opset_version=ct.target.iOS17)(
+        lambda x: mb.sin(x=mb.cumsum(x=x, axis=1, exclusive=False, reverse=True))
+    )
+    assert_refuses(RestoreMeaning(), program, "backwards")
+
+
 def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:
     return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
         lambda x: body(x)
@@ -342,3 +393,37 @@ def test_an_lstm_that_reads_the_padding_of_packed_rows_is_named(*, is_computed: 
         return mb.lstm(x=x, initial_h=zeros, initial_c=zeros, **weights)[0]
 
     assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_computed
+
+
+class Tagger(torch.nn.Module):
+    """An LSTM over tokens, of which a mask hides the last."""
+
+    def __init__(self, hide: Callable[..., torch.Tensor], *, both: bool = True) -> None:
+        super().__init__()
+        self.hide = hide
+        self.lstm = torch.nn.LSTM(8, 8, batch_first=True, bidirectional=both)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.lstm(self.hide(x, mask))[0] * mask[..., None]
+
+
+def product(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x * mask[..., None]
+
+
+def fill(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).masked_fill(mask[:, None] < 0.5, 0.0).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_named"),
+    [
+        (Tagger(product), True),
+        (Tagger(fill), True),
+        (Tagger(product, both=False), False),
+        (Tagger(lambda x, mask: x + 1), False),
+    ],
+)
+def test_an_lstm_that_starts_in_masked_steps_is_named(*, module: Tagger, is_named: bool) -> None:
+    program = converted(module.eval().requires_grad_(False), floats(1, 12, 8), np.ones((1, 12), np.float32))
+    assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_named

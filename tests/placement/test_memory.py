@@ -385,6 +385,17 @@ def test_the_chip_of_a_target() -> None:
     assert sampled.measured_chip(Target.parse("A17")) is None
 
 
+class Times(torch.nn.Module):
+    """A product with a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
 class Scaled(torch.nn.Module):
     """Three channels of an image, with arithmetic of the module before the first product."""
 
@@ -470,6 +481,42 @@ def test_image_outputs_that_are_black(last: Any, channels: int, given: Any, numb
     arrays = [f for f in found if f.rule in ("dtype-fp32-io", "io-width") and "output %y" in f.message]
     assert bool(arrays) is (given is GREY_HALF or isinstance(given, ct.TensorType))
     assert said == ([f"image output %y: numbers from {numbers}, as pixels from 0 to 255"] if numbers else [])
+
+
+DOUBLED = torch.nn.Upsample(scale_factor=2)
+HALVES = torch.nn.PixelUnshuffle(2)
+
+
+@pytest.mark.parametrize(
+    ("first", "scale", "last", "said"),
+    [
+        (DOUBLED, 1.0, torch.nn.Identity(), "image-unscaled"),
+        (HALVES, 1.0, torch.nn.Identity(), "image-unscaled"),
+        (torch.nn.Identity(), 1 / 255, torch.nn.Identity(), "image-dark-if-scaled"),
+        (DOUBLED, 1 / 127.5, torch.nn.ReLU(), "image-dark-if-scaled"),
+        (HALVES, 1 / 255, torch.nn.PixelShuffle(2), "image-dark-if-scaled"),
+        (DOUBLED, 1 / 255, torch.nn.Hardtanh(0.0, 1.0), "image-dark"),
+        (DOUBLED, 1 / 255, Times(255.0), ""),
+        (DOUBLED, 1 / 255, torch.nn.Hardtanh(0.0, 255.0), ""),
+    ],
+)
+def test_images_of_a_super_resolution(
+    first: torch.nn.Module, scale: float, last: torch.nn.Module, said: str
+) -> None:
+    channels = 12 if isinstance(first, torch.nn.PixelUnshuffle) else 3
+    ends = 4 if isinstance(last, torch.nn.PixelShuffle) else 1
+    module = torch.nn.Sequential(first, torch.nn.Conv2d(channels, 3 * ends, 3, padding=1), last)
+    traced = torch.jit.trace(module.eval(), torch.rand(1, 3, 8, 8))  # type: ignore[no-untyped-call]
+    with quiet_host():
+        model = ct.convert(
+            traced,
+            inputs=[ct.ImageType("x", (1, 3, 8, 8), scale=scale)],
+            outputs=[ct.ImageType("y")],
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    found = [f.rule for f in ane.inspect(model).all_findings if f.rule.startswith("image")]
+    assert found == ([said] if said else [])
 
 
 @pytest.mark.parametrize("guarded", [False, True])

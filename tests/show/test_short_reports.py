@@ -339,11 +339,29 @@ def test_a_cause_without_a_pass_gives_way_to_one_with_the_pass(kind: str) -> Non
     assert _merged(blocked, repaired).why == blocked.why
 
 
-def test_nan_is_not_hidden_by_what_keeps_its_op_off_the_engine() -> None:
-    """The wrong version: a mask that gives NaN is merged into the fp32 that keeps its select on the CPU."""
-    found = (finding("fp32", kind="legality", op="a_0"), finding("num-mask-rows", kind="numeric", op="a_0"))
+@pytest.mark.parametrize("wrong", ["num-mask-rows", "num-count"])
+@pytest.mark.parametrize("remedy", ["decompose_ops", None])
+def test_numbers_are_not_hidden_by_what_keeps_their_op_off_the_engine(wrong: str, remedy: str | None) -> None:
+    """The wrong versions: a mask that gives NaN is merged into the fp32 that keeps its select on the CPU, and a
+    running sum that fp16 cannot hold into the engine's lack of the op."""
+    found = (
+        finding("fp32", kind="legality", op="a_0", remedy=remedy),
+        finding(wrong, kind="numeric", op="a_0", remedy="widen_to_fp32"),
+    )
     one = inspection([row(0, "a", "cpu", False, ms=1.0, findings=found)])
-    assert {cost.rule for cost in costs(one)} == {"fp32", "num-mask-rows"}
+    assert {cost.rule for cost in costs(one)} == {"fp32", wrong}
+
+
+@pytest.mark.parametrize(("switches", "first"), [(5.0, "rank"), (0.5, "axis")])
+def test_an_op_that_costs_switches_comes_first(switches: float, first: str) -> None:
+    """The wrong version: a small 3-D convolution amid a network comes after a move that takes more time."""
+    rows = [
+        row(0, "move", "ane", ms=1.0, findings=(finding("axis", op="move_0", remedy="fold_long_axis"),)),
+        row(1, "conv", None, None, ms=0.01, findings=(finding("rank", op="conv_1", remedy="split_conv3d"),)),
+        row(2, "conv", "ane", ms=5.0),
+    ]
+    timed = inspection(rows, time=Time(10.0, 8.0, 12.0, 1, "one", {"switches": switches}, {}, {}))
+    assert costs(timed)[0].rule == first
 
 
 def test_of_known_errors_the_largest_comes_first() -> None:

@@ -33,6 +33,7 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    is_constexpr,
     is_stored,
     is_symbolic,
     nested_ops,
@@ -48,7 +49,16 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.placement.target import Target
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, axis_of, elements, flag, number, value_before, weight
+from anesurgery.semantics.reading import (
+    axes_of,
+    axis_of,
+    elements,
+    flag,
+    number,
+    readers_after,
+    value_before,
+    weight,
+)
 
 _GUARDED_FROM = 8
 """The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
@@ -415,6 +425,35 @@ def infinite_factor(op: Operation) -> str:
     return ""
 
 
+LONG_PHASE = 4096
+"""The fewest steps of a running sum that are judged: one by one, they lose half of 2^-24 of the sum each."""
+
+
+def long_phase(op: Operation) -> str:
+    """Report a running sum in fp32 that is the phase of a sine."""
+    if op.op_type != "cumsum" or np_dtype(op.outputs[0]) != np.float32:
+        return ""
+    length = op.x.shape[axis_of(op)]
+    if is_symbolic(length) or length < LONG_PHASE:
+        return ""
+    through = CARRIERS | names("mul real_div add sub slice_by_index")
+    if not any(reader.op_type in ("sin", "cos") for reader in readers_after(op.outputs[0], through)):
+        return ""
+    return f"{length:,} steps of a phase lose up to {length / 2**25:.1%}, added one by one"
+
+
+def not_a_number(op: Operation) -> str:
+    """Report a constant that holds NaN, or whose table or scales do."""
+    for _, var in operands(op):
+        maker = var.op if var.op is not None and is_constexpr(var.op) else None
+        for part in [var] if maker is None else [stored for _, stored in operands(maker)]:
+            is_read = is_stored(part) and np_dtype(part).kind == "f" and elements(part) <= MOST_EXAMINED
+            value = constant(part) if is_read else None
+            if value is not None and np.isnan(value).any():
+                return f"%{var.name} holds NaN"
+    return ""
+
+
 def kept_matrix(op: Operation) -> str:
     """Report a diagonal that is kept as a matrix, unless sums of its rows or columns follow."""
     if number(op.inputs.get("lower")) != 0 or number(op.inputs.get("upper")) != 0:
@@ -459,6 +498,22 @@ def rows_of_lengths(op: Operation) -> str:
     if static_shape(op.x) is None or state is None or not is_symbolic(state.shape[0]):
         return ""
     return f"%{state.name} has as many rows as the first length of a packed sequence"
+
+
+def masked_backwards(op: Operation) -> str:
+    """Report an LSTM that begins at the end of a sequence, some of whose steps are masked at run time."""
+    shape = static_shape(op.x)
+    if constant(op.inputs.get("direction")) not in ("bidirectional", "reverse") or shape is None:
+        return ""
+    source = value_before(op.x, CARRIERS)
+    maker = source.op
+    if maker is None or maker.op_type not in ("mul", "select"):
+        return ""
+    steps = math.prod(shape[:2])
+    masks = [v for _, v in operands(maker) if not is_stored(v) and math.prod(static_shape(v) or ()) == steps]
+    if steps == 1 or not masks or math.prod(shape) == steps:
+        return ""
+    return f"its backward half starts in the steps that %{masks[0].name} hides"
 
 
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
@@ -677,6 +732,26 @@ RULES = (
         advice="convert again with -1e4 instead of the lowest value of fp32, or in fp32",
     ),
     _lint(
+        "lost-number",
+        PRODUCTS
+        | names("add sub mul real_div maximum minimum select gather conv_transpose batch_norm layer_norm"),
+        "coremltools stores a mask of -inf as a palette of NaN (mode uniform), and one NaN makes NaN of each "
+        "result that it reaches",
+        "john-rocky/CoreML-Models: docs/coreml_conversion_notes.md; reproduced with coremltools 9.0",
+        test=lambda op, target: not_a_number(op),
+        advice="compress the original again with -1e4 instead of -inf, or leave this constant as it is",
+    ),
+    _lint(
+        "lost-phase",
+        names("cumsum"),
+        "on a CPU, torch adds up fp32 numbers in fp64; Core ML does in fp32. Over 42,000 steps of a "
+        "voice's phase, sines had a correlation of 0.954 to torch's, and 0.9999 with a sum for each 300 steps",
+        "FluidInference/mobius: pull request 33",
+        test=lambda op, target: long_phase(op),
+        remedy=RESTORE,
+        advice="sum blocks of some hundred steps, and add up their ends",
+    ),
+    _lint(
         "lost-scale",
         PRODUCTS | names("conv_transpose"),
         "with enable_per_channel_scale, palettize_weights leaves weights divided by their scales if the group "
@@ -698,10 +773,10 @@ RULES = (
         "lost-lengths",
         names("lstm"),
         "coremltools converts a packed sequence as if all rows had the full length: the LSTM reads the padding "
-        "too, and its last states are those after it",
-        _SOURCE.format("_pack_padded_sequence and lstm"),
-        test=lambda op, target: rows_of_lengths(op),
-        advice="convert with frontend.register(), which ends each row at its length",
+        "too, and its last states are those after it; a speech model without packing reads it as well",
+        f"{_SOURCE.format('_pack_padded_sequence and lstm')}; soniqo/speech-swift: pull request 173",
+        test=lambda op, target: rows_of_lengths(op) or masked_backwards(op),
+        advice="pack_padded_sequence, converted with frontend.register(), ends each row at its length",
     ),
     _lint(
         "lost-average",

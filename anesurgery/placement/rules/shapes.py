@@ -35,7 +35,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.ops import CARRIERS, CONTRACTIONS, LOOKUPS, PRODUCTS, WEIGHTED, names
+from anesurgery.ops import CARRIERS, CONTRACTIONS, LOOKUPS, MOVING, PADDING, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible
 from anesurgery.placement.target import CHIPS, Target
@@ -416,15 +416,26 @@ DARK = _port(
     kind="conversion",
     advice="end the module with 255 * x (from -1 to 1: 127.5 * x + 127.5), and convert again",
 )
+DARK_IF_SCALED = replace(
+    DARK,
+    id="image-dark-if-scaled",
+    because="Core ML writes an image output as pixels from 0 to 255. Networks such as Real-ESRGAN read and "
+    "write numbers from 0 to 1: scaled pixels alone make a black image",
+    source=f"{DARK.source}; xinntao/Real-ESRGAN: realesrgan/utils.py",
+    grade=Grade.GUESS,
+    advice="if the module writes numbers from 0 to 1, end it with 255 * x, and convert again",
+)
 WIDTHS = _port(
     "io-width",
     f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro), "
     "one of 88 in rows of 96, and one of 504 in rows of 512 (iPhones). An app that copied one as a block spoke "
-    "random words; reading it by single numbers took longer than the prediction",
+    "random words; reading it by single numbers took longer than the prediction. From iOS 16 on, coremltools "
+    "makes outputs fp16: apps that read them as fp32 crashed, or muted speech by 54 dB",
     f"{LAST_SOURCE}; Desert-Ant-Labs/desert-ant-core: pull request 120; FluidInference/FluidAudio: PR 730; "
-    "john-rocky/CoreML-Models: pull requests 75, 78",
+    "john-rocky/CoreML-Models: pull requests 75, 78; soniqo/speech-swift: pull request 57; "
+    "ultralytics/yolo-ios-app: pull request 303",
     grade=Grade.DOCUMENTED,
-    advice="read outputs row by row, by the strides of the array; or pad it outside, or put a longer axis last",
+    advice="read outputs by the strides and the type (Float16?) of the array; or put a longer axis last",
 )
 STATES = _port(
     "state-max-types",
@@ -570,7 +581,7 @@ def _images(function: Function, images: Mapping[str, str]) -> Messages:
     """Find images whose pixels come unscaled or wrongly scaled, and image outputs that are black."""
     for name in [n for n in function.inputs if n in images]:
         yield from _scaled_pixels(name, function.inputs[name], images[name])
-        readers = list(readers_after(function.inputs[name]))
+        readers = list(readers_after(function.inputs[name], SAME_PIXELS))
         if readers and all(op.op_type in CONTRACTIONS for op in readers):
             yield (
                 PIXELS,
@@ -583,6 +594,46 @@ def _images(function: Function, images: Mapping[str, str]) -> Messages:
                 DARK,
                 f"image output %{var.name}: numbers from {low:.3g} to {high:.3g}, as pixels from 0 to 255",
             )
+        elif high == math.inf and (given := _scaled_images(function, images)):
+            writer = _writer_of_pixels(var)
+            if writer is not None and _writes_units(writer):
+                yield (
+                    DARK_IF_SCALED,
+                    f"image output %{var.name}: {writer.op_type} writes it, and image %{given[0]} is scaled",
+                )
+
+
+RESIZES = names("upsample_nearest_neighbor upsample_bilinear resize_nearest_neighbor resize_bilinear")
+SAME_PIXELS = CARRIERS | MOVING | PADDING | RESIZES
+"""Ops whose results are pixels where those of their input are."""
+
+
+def _scaled_images(function: Function, images: Mapping[str, str]) -> list[str]:
+    """Return the image inputs, if constants scale the pixels of each to a few units."""
+    given = [name for name in function.inputs if name in images]
+    factors = (_scale_and_offset(function.inputs[name])[0] for name in given)
+    return given if all(255 * np.max(abs(factor)) < NORMALIZED for factor in factors) else []
+
+
+WIDE_ROW = 10.0
+"""The norm from which the weights of one result scale it up: coremltools folds 255 * x into them."""
+
+
+def _writes_units(op: Operation) -> bool:
+    """Does an op sum products or values as they are, without weights that scale the result up?"""
+    if op.op_type not in CONTRACTIONS:
+        return op.op_type == "add"
+    stored = constant(weight(op))
+    channels = (static_shape(op.outputs[0]) or (1, 1))[1]
+    return stored is not None and np.linalg.norm(np.ravel(stored).astype(np.float64)) < WIDE_ROW * channels**0.5
+
+
+def _writer_of_pixels(var: Var) -> Operation | None:
+    """Return the op before a value that does more than to move it, cut its negative half or resize it."""
+    while (op := producer(var)) is not None and op.op_type in SAME_PIXELS | {"relu"}:
+        var = op.x
+    has_offset = op is not None and op.op_type == "add" and (is_stored(op.x) or is_stored(op.y))
+    return None if has_offset else op
 
 
 PREPARING = names("mul add sub real_div cast transpose")

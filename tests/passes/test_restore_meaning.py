@@ -426,4 +426,4 @@ def fill(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 )
 def test_an_lstm_that_starts_in_masked_steps_is_named(*, module: Tagger, is_named: bool) -> None:
     program = converted(module.eval().requires_grad_(False), floats(1, 12, 8), np.ones((1, 12), np.float32))
-    assert ("lost-lengths" in {f.rule for f in ane.inspect(program).all_findings}) == is_named
+    assert ("lost-lengths-if-packed" in {f.rule for f in ane.inspect(program).all_findings}) == is_named

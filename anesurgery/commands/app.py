@@ -26,6 +26,18 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The class of the usage errors of typer, which brings click under one name or another."""
 
 
+OTHER_WORDS = {
+    "analyse analyze check info report show": "`anesurgery see`",
+    "optimise optimize repair rewrite": "`anesurgery fix`",
+    "test validate verify": "`anesurgery prove`",
+    "bench benchmark profile time": "`anesurgery measure`",
+    "palettize prune quantise quantize": "`anesurgery compress`",
+    "convert": "`anesurgery to-coreai` or `to-coreml`; in Python, apply(module, 'auto', inputs=x) takes PyTorch",
+}
+"""Words that other tools have -> what they are here."""
+MODELS = (".mlpackage", ".mlmodel", ".mlmodelc", ".aimodel", ".onnx", ".pte")
+
+
 class _Commands(TyperGroup):
     """The commands; what is written wrongly is an error of ours in a line, and not a box."""
 
@@ -33,6 +45,16 @@ class _Commands(TyperGroup):
         """Read the options before the command."""
         with _said_in_a_line(ctx) if args else nullcontext():
             return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; a word of another tool, or a model, is answered with the command to write."""
+        word = args[0]
+        if self.get_command(ctx, word) is None:
+            here = [f"`anesurgery see {word}`"] if word.endswith(MODELS) else []
+            here += [words for others, words in OTHER_WORDS.items() if word.lower() in others.split()]
+            if here:
+                raise SurgeryError(f"no command {word!r}; say {here[0]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Read the words of the command, and run it."""

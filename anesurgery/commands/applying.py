@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -232,14 +234,24 @@ def chosen_steps(names: str, options: list[str]) -> Any:
         return find_recipe(listed[0]).with_options(**_nested(values))
     known = [*registry.recipe_names(), *registry.pass_names()]
     for name in listed:
-        if name.endswith(SUFFIXES):
-            raise SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
         if name not in known:
-            raise UnknownName("pass or recipe", name, known, "`anesurgery list` lists them")
+            raise _error_of(name, known)
     from anesurgery.surgery import Recipe, steps_of
 
     ours = Recipe("the command line", tuple(steps_of(listed)))
     return list(ours.with_options(**_nested(values)).steps)
+
+
+def _error_of(name: str, known: Iterable[str]) -> SurgeryError:
+    """Return the error for a word that is no pass or recipe, and perhaps a place or a target."""
+    from anesurgery.placement.target import Target
+
+    if name.endswith(SUFFIXES):
+        return SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
+    with suppress(SurgeryError):
+        Target.parse(name)
+        return SurgeryError(f"{name!r} is a target: say --target {name}")
+    return UnknownName("pass or recipe", name, known, "`anesurgery list` lists them")
 
 
 def _option(text: str) -> tuple[str, Any]:

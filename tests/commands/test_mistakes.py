@@ -192,6 +192,10 @@ CASES = {
     # how a command is written
     "see": "Missing argument 'model'; `.* see --help` shows what it takes",
     "sea m.mlpackage": r"No such command 'sea'. Did you mean 'see'\?; `.* --help` shows",
+    "optimize m.mlpackage": "no command 'optimize'; say `anesurgery fix`",
+    "m.mlpackage": "no command 'm.mlpackage'; say `anesurgery see m.mlpackage`",
+    "convert a.pt": r"`anesurgery to-coreai` or `to-coreml`; in Python, apply\(module, 'auto', inputs=x\)",
+    "fix m.mlpackage iPhone13": "'iPhone13' is a target: say --target iPhone13",
     "--nosuch": "No such option: --nosuch; `.* --help` shows",
     "see m.mlpackage --traget x": "No such option: --traget; did you mean '--target'.*; `.* see --help` shows",
     "see m.mlpackage --target": "Option '--target' requires an argument; `.* see --help` shows what it takes",

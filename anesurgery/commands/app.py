@@ -32,7 +32,7 @@ OTHER_WORDS = {
     "test validate verify": "`anesurgery prove`",
     "bench benchmark profile time": "`anesurgery measure`",
     "palettize prune quantise quantize": "`anesurgery compress`",
-    "convert": "`anesurgery to-coreai` or `to-coreml`; in Python, apply(module, 'auto', inputs=x) takes PyTorch",
+    "convert": "`anesurgery to-coreai` or `to-coreml`; in Python, apply(module, 'auto', inputs=x) converts",
 }
 """Words that other tools have -> what they are here."""
 MODELS = (".mlpackage", ".mlmodel", ".mlmodelc", ".aimodel", ".onnx", ".pte")

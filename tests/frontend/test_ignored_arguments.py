@@ -31,6 +31,19 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean_of_axes_as_floats": lambda x: (x > 1).mean((1,), True, dtype=torch.float32),
     "sum_as_floats": lambda x: x.int().sum(dtype=torch.float32) / 4,
     "sum_of_axis_as_integers": lambda x: x.sum(1, dtype=torch.int32) * 2,
+    "power_of_two": lambda x: 2**x,
+    "powers_of_several_twos": lambda x: torch.full((1, 4), 2.0) ** x,
+    "powers_by_several_twos": lambda x: torch.full((3, 1, 4), 2.0) ** x,
+    "addmm_whole_factors": lambda x: torch.addmm(x[:, :2], x, x.T, beta=2, alpha=3),
+    "baddbmm_whole_factor": lambda x: torch.baddbmm(x[None, :, :2], x[None], x.T[None], alpha=2),
+    "a_place_beside_a_mask": lambda x: x[torch.tensor([True, True]), torch.tensor([0, 2])] + 0,
+    "places_beside_a_later_mask": lambda x: x.reshape(2, 2, 2)[
+        torch.tensor([1, 0]), :, torch.tensor([True] * 2)
+    ],
+    "places_beside_a_mask_of_two_axes": lambda x: (
+        x.reshape(2, 2, 2)[torch.tensor([[True, False], [True, True]]), torch.tensor([1, 0, 1])] + 0
+    ),
+    "a_place_beside_a_computed_mask": lambda x: x[x[:, 0] > -5, torch.tensor([3, 1])] + 0,
     "var": torch.var,
     "var_biased": lambda x: torch.var(x, False),
     "var_axis": lambda x: torch.var(x, 1),

@@ -94,6 +94,15 @@ SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two other axes": lambda x: torch.fft.fft2(x.reshape(4, 10, 10), dim=(0, 1), norm="ortho").abs(),
     "and back": lambda x: torch.fft.ifft2(torch.fft.fft2(x.reshape(2, 10, 20)) * 2).real,
     "real, and back": lambda x: torch.fft.irfft2(torch.fft.rfft2(x.reshape(8, 50)) * 0.5, s=(8, 50)),
+    "a real spectrum": lambda x: torch.fft.irfft(x[:, :9], n=16),
+    "a real spectrum of two axes": lambda x: torch.fft.irfft2(x.reshape(8, 50)),
+    "a real spectrum, complex numbers": lambda x: torch.fft.ifft(x[:, :16]).real,
+    "frequencies around the middle": lambda x: torch.fft.fftshift(torch.fft.fft2(x.reshape(16, 25))).abs(),
+    "an odd length, and back": lambda x: (
+        torch.fft.ifft2(
+            torch.fft.ifftshift(torch.fft.fftshift(torch.fft.fft2(x.reshape(16, 25)), dim=-1), dim=-1)
+        ).real
+    ),
     "an imaginary part": lambda x: torch.fft.fft(x[:, :16]).imag,
     "angles": lambda x: torch.angle(torch.fft.rfft(x[:, :16] + 3))[:, 1:-1].cos(),
     "windows": lambda x: torch.istft(

@@ -556,6 +556,17 @@ INVERSE_TRANSFORMS = tuple(f"fft_{kind}fft{axes}" for kind in ("i", "ir") for ax
 
 
 @wrapper
+def with_fixed_lengths(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a Fourier transform, to refuse lengths that vary: its waves are constants."""
+    x, *sizes = inputs_of(context, node)[:2]
+    if any(map(is_symbolic, x.shape)) or any(isinstance(n, Var) and n.val is None for n in sizes):
+        raise NotImplementedError(
+            f"{node.name}: {node.kind} of a shape that varies; fix the shape, or make several sizes (ane.sizes)"
+        )
+    host(context, node)
+
+
+@wrapper
 def with_real_spectra(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an inverse transform, to take spectra that are real."""
     x = inputs_of(context, node)[0]

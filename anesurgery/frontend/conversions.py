@@ -55,10 +55,12 @@ from anesurgery.frontend.complex_numbers import (
     with_complex_product_of_all,
     with_complex_products,
     with_complex_update,
+    with_fixed_lengths,
     with_real_spectra,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
+    FOURIER,
     PRIMITIVES,
     SHORTENED,
     convert_round,
@@ -1781,7 +1783,11 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),
     **{kind: _with_complex_convolution(kind) for kind in CONVOLUTIONS},
     **dict.fromkeys(SHORTENED, with_all_arguments),
-    **{kind: lambda host: with_all_arguments(with_real_spectra(host)) for kind in INVERSE_TRANSFORMS},
+    **{kind: lambda host: with_all_arguments(with_fixed_lengths(host)) for kind in FOURIER},
+    **{
+        kind: lambda host: with_all_arguments(with_fixed_lengths(with_real_spectra(host)))
+        for kind in INVERSE_TRANSFORMS
+    },
 }
 """Operation that coremltools converts in part -> a function of its converter that returns ours.
 

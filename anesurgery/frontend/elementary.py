@@ -204,10 +204,8 @@ PRIMITIVES = {
 }
 """Primitive of torch's decompositions -> the operation of the same meaning."""
 
-SHORTENED = (
-    *(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n")),
-    "cosine_similarity",
-)
+FOURIER = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
+SHORTENED = (*FOURIER, "cosine_similarity")
 """Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import coremltools as ct
 import pytest
 import torch
 from conversion import Function, assert_each_agrees, convert
@@ -148,6 +149,15 @@ def test_the_inverse_of_spectra_of_both_sides_is_refused() -> None:
 
     with pytest.raises(NotImplementedError, match="istft"):
         assert_each_agrees({"back": back}, (SIGNAL,), "trace", rtol=1e-4)
+
+
+def test_a_spectrum_of_a_shape_that_varies_is_refused_by_name() -> None:
+    frontend.register()
+    module = torch.jit.trace(Function(lambda x: torch.fft.rfft(x).abs()), SIGNAL)  # type: ignore[no-untyped-call]
+    lengths = ct.RangeDim(64, 2 * SIGNAL.shape[-1], SIGNAL.shape[-1])
+    varying = ct.TensorType("x", (*SIGNAL.shape[:-1], lengths))
+    with pytest.raises(NotImplementedError, match="fft_rfft of a shape that varies"):
+        ct.convert(module, inputs=[varying], skip_model_load=True)
 
 
 BEFORE_IOS16: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

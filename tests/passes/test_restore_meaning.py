@@ -81,7 +81,12 @@ LOST: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[Any, ...], bool]] 
         False,
     ),
     "a reciprocal": ("lost-reciprocal", lambda x: 1 / x, (floats(2, 3, scale=1e-3),), False),
-    "a reciprocal in fp16": ("lost-reciprocal", lambda x: 3 / (x * x), (np.float32([[0.01, 0.25]]),), True),
+    "a reciprocal in fp16": (
+        "lost-reciprocal",
+        lambda x: 3 / (x * x),
+        (np.array([[0.01, 0.25]], np.float32),),
+        True,
+    ),
     "atan2": ("lost-branch", torch.atan2, (AXIS, OTHER), False),
     "a phase of a spectrum": ("lost-branch", lambda y, x: torch.atan2(y, x) * 2, (AXIS, OTHER), False),
     "a lookup": ("lost-int16", lambda table, at: table[at], (TABLE, ROWS), True),

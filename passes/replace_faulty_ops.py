@@ -34,6 +34,7 @@ After::
 | `gather-negative` | a `gather` at negative places | the same places, counted from the front |
 | `shuffle-bias` | a `pixel_shuffle` of a wide `conv` with a bias | a transpose between two reshapes |
 | `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
+| `power-of-two` | `pow` with the constant base 2 | `exp2` |
 
 A softplus or a sum stays as it is if its values are known to stay below the range that is wrong.
 
@@ -233,6 +234,15 @@ def _moved_pixels(mb: Builder, op: an.Operation) -> Var:
     return mb.reshape(x=mb.transpose(x=parts, perm=[0, 3, 1, 4, 2]), shape=list(op.outputs[0].shape))
 
 
+def _why_not_power_of_two(op: an.Operation) -> str:
+    same = tuple(op.y.shape or ()) == tuple(op.outputs[0].shape or ())
+    return "" if same else f"%{op.x.name} has more axes, or longer ones, than %{op.y.name}"
+
+
+def _power_of_two(mb: Builder, op: an.Operation) -> Var:
+    return mb.exp2(x=op.y)
+
+
 class _HardSwish(NamedTuple):
     """The ops of a hard swish of a product: p = x @ w, then p * clip(p + 3, 0, 6) / 6."""
 
@@ -331,6 +341,7 @@ FORMS: dict[str, _Form] = {
     "conv-dilated-groups": _Form(_groups, _why_not_stored),
     "gather-negative": _Form(_places_from_front, _why_not_places_from_front),
     "shuffle-bias": _Form(_moved_pixels, _why_not_moved_pixels),
+    "power-of-two": _Form(_power_of_two, _why_not_power_of_two),
 }
 """Name of a row of the table of faults -> the form that was correct."""
 REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)

@@ -19,6 +19,7 @@ After::
 |---|---|---|
 | `lost-remainder` | `x - x` | `x - floor(x)`, as x % 1 |
 | `lost-epsilon` | mean((x / s)^2) + e, times s | mean((x / s)^2) + e / s^2 |
+| `lost-reciprocal` | 1 / (x + 1e-4) | 1 / x |
 | `lost-branch` | `y > 0` in an atan2 | `y >= 0` |
 | `lost-int16` | a gather, squeeze or topk of int16 | the same of int32 |
 | `lost-integers` | integers limited or divided in fp16 | the same in int32 |
@@ -157,6 +158,9 @@ class _Form:
 FORMS: dict[str, _Form] = {
     "lost-remainder": _Form(lost.lost_remainder, lambda mb, op: mb.sub(x=op.x, y=mb.floor(x=op.x))),
     "lost-epsilon": _Form(lost.grown_epsilon, _epsilon),
+    "lost-reciprocal": _Form(
+        lost.moved_divisor, lambda mb, op: mb.real_div(x=an.np_dtype(op.x).type(1), y=op.x)
+    ),
     "lost-branch": _Form(lost.lost_branch, _branch),
     "lost-int16": _Form(lambda op: lost.narrowed_data(op) or lost.narrowed_places(op), _wide_op),
     "lost-integers": _Form(
@@ -177,7 +181,7 @@ class RestoreMeaning(Rewrite):
 
     name = "restore_meaning"
     kinds = an.ops.names(
-        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool cumsum"
+        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool cumsum inverse"
     )
     asked_for = True
     caveat = "the outputs change on purpose; compare with the model before the conversion"

@@ -110,7 +110,7 @@ def one_op() -> Callable[..., list[Array]]:
 
 LOSSY = (
     *("remainder", "roll", "rms_norm", "atan2", "avg_pool1d", "avg_pool2d", "scaled_dot_product_attention"),
-    *("clamp", "div", "diagonal", "index_put"),
+    *("clamp", "div", "diagonal", "index_put", "reciprocal"),
 )
 
 

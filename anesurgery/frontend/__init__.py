@@ -461,7 +461,8 @@ def _naming_module(host: Convert, context: Any, node: Any) -> None:
     try:
         host(context, node)
     except Exception as error:
-        if not hasattr(error, "converting") and _reads_complex(context, node):
+        is_ours = hasattr(error, "converting") or str(error).startswith(f"{node.name}: ")
+        if not is_ours and _reads_complex(context, node):
             error = NotImplementedError(COMPLEX.format(kind=node.kind))
         said, *rest = error.args or (f"{type(error).__name__} without a reason",)
         if isinstance(said, str) and not hasattr(error, "converting"):

@@ -552,6 +552,50 @@ def _joined(real: Any, imaginary: Any) -> Any:
 
 TRANSFORMS = {f"fft_{kind}fft2": f"fft_{kind}fftn" for kind in ("", "i", "r", "ir")}
 """Transform over two axes -> the transform over any number of axes, which has the same arguments."""
+INVERSE_TRANSFORMS = tuple(f"fft_{kind}fft{axes}" for kind in ("i", "ir") for axes in ("", "2", "n"))
+
+
+@wrapper
+def with_fixed_lengths(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a Fourier transform, to refuse lengths that vary: its waves are constants."""
+    x, *sizes = inputs_of(context, node)[:2]
+    if any(map(is_symbolic, x.shape)) or any(isinstance(n, Var) and n.val is None for n in sizes):
+        raise NotImplementedError(
+            f"{node.name}: {node.kind} of a shape that varies; fix the shape, or make several sizes (ane.sizes)"
+        )
+    host(context, node)
+
+
+@wrapper
+def with_real_spectra(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of an inverse transform, to take spectra that are real."""
+    x = inputs_of(context, node)[0]
+    spectrum = x if is_complex(x) else _as_complex(_parts(x))
+    context.push((node.inputs[:1], [spectrum]))
+    host(context, node)
+    signal = context[node.name]
+    context.pop()
+    context.add(signal, torch_name=node.name)
+
+
+def centred(*, back: bool) -> Convert:
+    """Return the converter of `fftshift(x, dim=None)`: frequency 0 moves to the middle; or of its inverse."""
+
+    @with_complex_parts
+    def convert(context: Any, node: Any) -> None:
+        x, axes = inputs_of(context, node)[0], known_value(argument(context, node, 1, "dim"))
+        for axis in range(x.rank) if axes is None else np.ravel(axes).tolist():
+            length = x.shape[axis]
+            if is_symbolic(length):
+                raise NotImplementedError(f"{node.name}: {node.kind} along an axis whose length varies")
+            ahead = length // 2 if back else length - length // 2
+            first, last = (
+                mb.split(x=x, split_sizes=[ahead, length - ahead], axis=axis) if length > 1 else (x, x)
+            )
+            x = mb.concat(values=[last, first], axis=axis) if length > 1 else x
+        context.add(mb.identity(x=x, name=node.name))
+
+    return convert
 
 
 def istft(context: Any, node: Any) -> None:

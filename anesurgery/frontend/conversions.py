@@ -28,9 +28,11 @@ from anesurgery.frontend.arguments import (
 )
 from anesurgery.frontend.complex_numbers import (
     COMPLEX_CODES,
+    INVERSE_TRANSFORMS,
     TRANSFORMS,
     angle,
     atan2,
+    centred,
     conjugate,
     exponential,
     inverse,
@@ -53,9 +55,12 @@ from anesurgery.frontend.complex_numbers import (
     with_complex_product_of_all,
     with_complex_products,
     with_complex_update,
+    with_fixed_lengths,
+    with_real_spectra,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
+    FOURIER,
     PRIMITIVES,
     SHORTENED,
     convert_round,
@@ -64,7 +69,9 @@ from anesurgery.frontend.elementary import (
     rms_norm,
     variance,
     with_all_arguments,
+    with_base_two,
     with_factor,
+    with_factors,
     with_integer_rounding,
     with_integers_kept,
     with_named_string,
@@ -1616,6 +1623,8 @@ CONVERSIONS: dict[str, Convert] = {
     "_linalg_det": determinant(logarithm=False),
     "_linalg_slogdet": determinant(logarithm=True),
     "prims::broadcast_in_dim": broadcast_in_dim,
+    "fft_fftshift": centred(back=False),
+    "fft_ifftshift": centred(back=True),
     "cov": covariance,
     "corrcoef": covariance,
     **SCATTERING,
@@ -1721,7 +1730,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("outer", "clamp_min", "clamp_max"), _with_promotion),
     **dict.fromkeys(("bmm", "mm"), lambda host: with_complex_products(_with_promotion(host))),
     "matmul": lambda host: with_complex_products(with_vectors(_with_promotion(host))),
-    "pow": with_complex_power,
+    "pow": lambda host: with_base_two(with_complex_power(host)),
+    **dict.fromkeys(("addmm", "baddbmm"), with_factors),
     **dict.fromkeys(
         (f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
         with_complex_update,
@@ -1808,6 +1818,11 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),
     **{kind: _with_complex_convolution(kind) for kind in CONVOLUTIONS},
     **dict.fromkeys(SHORTENED, with_all_arguments),
+    **{kind: lambda host: with_all_arguments(with_fixed_lengths(host)) for kind in FOURIER},
+    **{
+        kind: lambda host: with_all_arguments(with_fixed_lengths(with_real_spectra(host)))
+        for kind in INVERSE_TRANSFORMS
+    },
 }
 """Operation that coremltools converts in part -> a function of its converter that returns ours.
 

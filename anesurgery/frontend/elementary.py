@@ -78,6 +78,37 @@ def with_factor(position: int) -> Any:
     return wrap
 
 
+def _adds_no_axis(shape: tuple[int, ...], x: Var) -> bool:
+    """Does an operand of this shape leave the shape of x as it is?"""
+    lengths = zip(reversed(shape), reversed(x.shape), strict=False)
+    return len(shape) <= x.rank and all(n in (1, length) for n, length in lengths)
+
+
+@wrapper
+def with_base_two(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `base ** x`: Core ML squares x where the base is the constant 2."""
+    base, x = inputs_of(context, node)[:2]
+    base = known_value(base)
+    is_float = isinstance(x, Var) and types.is_float(x.dtype)
+    if is_float and base is not None and np.all(np.equal(base, 2)) and _adds_no_axis(np.shape(base), x):
+        context.add(mb.exp2(x=x, name=node.name))
+    else:
+        host(context, node)
+
+
+@wrapper
+def with_factors(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `beta * x + alpha * a @ b`, to take factors that are integers."""
+    beta, alpha = (known_value(argument(context, node, i, name, 1)) for i, name in ((3, "beta"), (4, "alpha")))
+    if beta == alpha == 1:
+        host(context, node)
+        return
+    x, a, b = promoted(inputs_of(context, node)[:3])
+    factor = np_dtype(a).type
+    product = mb.mul(x=mb.matmul(x=a, y=b), y=factor(alpha))
+    context.add(mb.add(x=mb.mul(x=x, y=factor(beta)), y=product, name=node.name))
+
+
 def variance(*, root: bool) -> Convert:
     """Return the converter of `var` or `std`, with any correction of the count; by default 1."""
 
@@ -173,10 +204,8 @@ PRIMITIVES = {
 }
 """Primitive of torch's decompositions -> the operation of the same meaning."""
 
-SHORTENED = (
-    *(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n")),
-    "cosine_similarity",
-)
+FOURIER = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
+SHORTENED = (*FOURIER, "cosine_similarity")
 """Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -323,6 +324,35 @@ def _without_negative(at: Var, size: int) -> Var:
     return mb.select(cond=mb.less(x=at, y=np_dtype(at).type(0)), a=mb.add(x=at, y=n), b=at)
 
 
+def _places(mask: Var) -> list[Var]:
+    """Return the positions at which a mask is true, along each of its axes."""
+    places = mb.non_zero(x=mask)
+    columns = mb.split(x=places, num_splits=mask.rank, axis=1) if mask.rank > 1 else [places]
+    return [mb.squeeze(x=column, axes=[1]) for column in columns]
+
+
+@wrapper
+def with_masks_among_indices(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `x[mask, at]`: beside a mask, coremltools drops the other indices."""
+    indices = inputs_of(context, node)[1]
+    masks = [at for at in indices if at is not None and types.is_bool(at.dtype)]
+    if not masks or sum(at is not None for at in indices) == 1:
+        host(context, node)
+        return
+    values: list[Any] = []
+    for at in indices:
+        values += _places(at) if at is not None and types.is_bool(at.dtype) else [at]
+    names = [None if v is None else f"{node.name}_index_{i}" for i, v in enumerate(values)]
+    read, listed = copy(node), f"{node.name}_indices"
+    read.inputs = [node.inputs[0], listed if isinstance(node.inputs[1], str) else names]
+    given = [(name, v) for name, v in zip(names, values, strict=True) if name is not None]
+    context.push(([listed, *(name for name, _ in given)], [values, *(v for _, v in given)]))
+    host(context, read)
+    result = context[node.name]
+    context.pop()
+    context.add(result, torch_name=node.name)
+
+
 @wrapper
 def with_scatter(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x.scatter(axis, at, value)`: numbers are cast to x's dtype, bools to int32."""
@@ -472,6 +502,7 @@ CONVERSIONS: dict[str, Convert] = {
     "masked_select": masked_select,
 }
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "index": with_masks_among_indices,
     "index_put": with_index_put,
     **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), with_scatter),
 }

@@ -291,6 +291,34 @@ def _tile(op: Operation) -> Frame | Refusal:
     return Frame(sizes, joins, build)
 
 
+def _pad(op: Operation) -> Frame | Refusal:
+    """Return the frame of a pad: an axis takes later ones that are not padded, as one block.
+
+    Blocks of a constant can be padded; edges are repeated or mirrored number by number.
+    """
+    sizes, given = fixed_shape(op.x), ints(op, "pad")
+    if not given:
+        return Refusal("how much it pads is dynamic")
+    pads = [*[0] * (2 * len(sizes) - len(given)), *given]
+    bare = [not any(pads[2 * axis : 2 * axis + 2]) for axis in range(len(sizes))]
+    plain = [n == 1 and is_bare for n, is_bare in zip(sizes, bare, strict=True)]
+    blocks = constant(op.mode) == "constant"
+    joins = tuple(
+        (bare[axis] and (blocks or bare[axis - 1])) or all(plain[:axis]) for axis in range(1, len(sizes))
+    )
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        x, amounts = _operand_on_view(mb, op.x, len(sizes), groups), list[int]()
+        for group in groups:
+            padded = next((axis for axis in group if not bare[axis]), None)
+            block = 1 if padded is None else math.prod(sizes[axis] for axis in group if axis > padded)
+            amounts += [0, 0] if padded is None else [block * n for n in pads[2 * padded : 2 * padded + 2]]
+        first = next((at for at, n in enumerate(amounts) if n), 0) // 2 * 2
+        return _built_again(op, mb, x=x, pad=amounts[first:])
+
+    return Frame(sizes, joins, build)
+
+
 def _transpose(op: Operation) -> Frame:
     sizes, perm = fixed_shape(op.x), permutation(op)
 
@@ -375,6 +403,7 @@ FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {
     ),
     "linear": _linear,
     "matmul": _matmul,
+    "pad": _pad,
     "slice_by_index": _slice,
     "tile": _tile,
     "transpose": _transpose,

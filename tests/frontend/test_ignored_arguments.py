@@ -15,6 +15,8 @@ from anesurgery import frontend
 from anesurgery.interpret import run
 
 X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0]])
+TARGETS = torch.tensor([0, 1, 1, 3, 3, 3])
+SHARES = torch.tensor([0.5, 2.0, -1.0, 4.0, 0.25, 3.0])
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -31,6 +33,21 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean_of_axes_as_floats": lambda x: (x > 1).mean((1,), True, dtype=torch.float32),
     "sum_as_floats": lambda x: x.int().sum(dtype=torch.float32) / 4,
     "sum_of_axis_as_integers": lambda x: x.sum(1, dtype=torch.int32) * 2,
+    "power_of_two": lambda x: 2**x,
+    "powers_of_several_twos": lambda x: torch.full((1, 4), 2.0) ** x,
+    "powers_by_several_twos": lambda x: torch.full((3, 1, 4), 2.0) ** x,
+    "addmm_whole_factors": lambda x: torch.addmm(x[:, :2], x, x.T, beta=2, alpha=3),
+    "baddbmm_whole_factor": lambda x: torch.baddbmm(x[None, :, :2], x[None], x.T[None], alpha=2),
+    "degrees_of_a_fixed_graph": lambda x: (
+        x / torch.zeros(4).scatter_add(0, TARGETS, torch.ones(6)).clamp(min=1)
+    ),
+    "sums_of_constants": lambda x: (
+        x * torch.ones(2, 4).scatter_add(1, TARGETS.repeat(2, 1), SHARES.repeat(2, 1))
+    ),
+    "largest_of_constants": lambda x: x * torch.ones(4).scatter_reduce(0, TARGETS, SHARES, "amax"),
+    "constants_multiplied": lambda x: (
+        x * torch.full((4,), 3.0).scatter(0, TARGETS[::2], SHARES[:3], reduce="multiply")
+    ),
     "var": torch.var,
     "var_biased": lambda x: torch.var(x, False),
     "var_axis": lambda x: torch.var(x, 1),
@@ -57,6 +74,23 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def converted(function: Callable[[torch.Tensor], Any], how: str, precision: str) -> Any:
     frontend.register()
     return convert(Function(function), {"x": X}, how, "iOS17", precision)
+
+
+MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a_place_beside_a_mask": lambda x: x[torch.tensor([True, True]), torch.tensor([0, 2])] + 0,
+    "places_beside_a_later_mask": lambda x: x.reshape(2, 2, 2)[
+        torch.tensor([1, 0]), :, torch.tensor([True] * 2)
+    ],
+    "places_beside_a_mask_of_two_axes": lambda x: (
+        x.reshape(2, 2, 2)[torch.tensor([[True, False], [True, True]]), torch.tensor([1, 0, 1])] + 0
+    ),
+    "a_place_beside_a_computed_mask": lambda x: x[x[:, 0] > -5, torch.tensor([3, 1])] + 0,
+}
+"""torch does not export these: how many places a mask chooses, it does not know."""
+
+
+def test_masks_beside_other_indices() -> None:
+    assert_each_agrees(MASKS, (X, -X / 3), "trace")
 
 
 @pytest.mark.one_of(2)

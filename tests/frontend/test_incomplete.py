@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import coremltools as ct
 import pytest
 import torch
 from conversion import Function, assert_each_agrees, convert
@@ -94,6 +95,15 @@ SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two other axes": lambda x: torch.fft.fft2(x.reshape(4, 10, 10), dim=(0, 1), norm="ortho").abs(),
     "and back": lambda x: torch.fft.ifft2(torch.fft.fft2(x.reshape(2, 10, 20)) * 2).real,
     "real, and back": lambda x: torch.fft.irfft2(torch.fft.rfft2(x.reshape(8, 50)) * 0.5, s=(8, 50)),
+    "a real spectrum": lambda x: torch.fft.irfft(x[:, :9], n=16),
+    "a real spectrum of two axes": lambda x: torch.fft.irfft2(x.reshape(8, 50)),
+    "a real spectrum, complex numbers": lambda x: torch.fft.ifft(x[:, :16]).real,
+    "frequencies around the middle": lambda x: torch.fft.fftshift(torch.fft.fft2(x.reshape(16, 25))).abs(),
+    "an odd length, and back": lambda x: (
+        torch.fft.ifft2(
+            torch.fft.ifftshift(torch.fft.fftshift(torch.fft.fft2(x.reshape(16, 25)), dim=-1), dim=-1)
+        ).real
+    ),
     "an imaginary part": lambda x: torch.fft.fft(x[:, :16]).imag,
     "angles": lambda x: torch.angle(torch.fft.rfft(x[:, :16] + 3))[:, 1:-1].cos(),
     "windows": lambda x: torch.istft(
@@ -139,6 +149,15 @@ def test_the_inverse_of_spectra_of_both_sides_is_refused() -> None:
 
     with pytest.raises(NotImplementedError, match="istft"):
         assert_each_agrees({"back": back}, (SIGNAL,), "trace", rtol=1e-4)
+
+
+def test_a_spectrum_of_a_shape_that_varies_is_refused_by_name() -> None:
+    frontend.register()
+    module = torch.jit.trace(Function(lambda x: torch.fft.rfft(x).abs()), SIGNAL)  # type: ignore[no-untyped-call]
+    lengths = ct.RangeDim(64, 2 * SIGNAL.shape[-1], SIGNAL.shape[-1])
+    varying = ct.TensorType("x", (*SIGNAL.shape[:-1], lengths))
+    with pytest.raises(NotImplementedError, match="fft_rfft of a shape that varies"):
+        ct.convert(module, inputs=[varying], skip_model_load=True)
 
 
 BEFORE_IOS16: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

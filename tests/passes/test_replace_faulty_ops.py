@@ -115,6 +115,11 @@ CASES: dict[str, tuple[Program, str]] = {
         "log-sum-cliff",
     ),
     "log sum of all": (built(lambda x: mb.reduce_log_sum_exp(x=x, name="y"), (2, 8)), "log-sum-cliff"),
+    "a power of two": (built(lambda x: mb.pow(x=np.float16(2), y=x, name="y"), (2, 19)), "power-of-two"),
+    "powers of several twos": (
+        built(lambda x: mb.pow(x=np.full((1, 19), 2, np.float16), y=x, name="y"), (2, 19)),
+        "power-of-two",
+    ),
     "argmax": (built(lambda x: mb.reduce_argmax(x=x, axis=1, name="y"), (2, 19, 5)), "argmax-narrow"),
     "argmax, axis kept": (
         built(lambda x: mb.reduce_argmax(x=x, axis=-1, keep_dims=True, name="y"), (2, 9)),
@@ -265,6 +270,7 @@ WRONG: dict[str, Callable[[Any, Any], Var]] = {
     "pixels of a convolution": lambda mb, op: mb.depth_to_space(x=op.x, block_size=3),
     "depthwise": lambda mb, op: mb.mul(x=mb.conv(x=op.x, weight=op.weight, groups=1600), y=2.0),
     "argmax": lambda mb, op: mb.reduce_argmin(x=op.x, axis=1),
+    "a power of two": lambda mb, op: mb.square(x=op.y),
 }
 
 

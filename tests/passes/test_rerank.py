@@ -84,6 +84,12 @@ HIGH: dict[str, tuple[Body, float]] = {
         ),
         0,
     ),
+    "zeros behind each pixel": (lambda a: mb.pad(x=a, pad=[0, 1, 0, 0, 0, 1, 0, 0]), 0),
+    "blocks of a number": (
+        lambda a: mb.pad(x=a, pad=[1, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0], constant_val=np.float32(7)),
+        0,
+    ),
+    "edges": (lambda a: mb.pad(x=a, pad=[1, 1, 1, 1], mode="replicate"), 0),
     "transpose of blocks": (lambda a: mb.transpose(x=a, perm=[3, 4, 5, 0, 1, 2]), 0),
     "transpose of everything": (lambda a: mb.transpose(x=a, perm=[5, 3, 1, 4, 0, 2]), 0),
     "matmul": (lambda a: mb.matmul(x=a, y=a, transpose_y=True), 1e-6),
@@ -160,6 +166,8 @@ LOW: dict[str, Body] = {
     "one of an axis": lambda a: mb.slice_by_index(
         x=a, begin=[0, -1, 0], end=[2, 0, 3], squeeze_mask=[False, True, False]
     ),
+    "zeros behind each pixel": lambda a: mb.pad(x=a, pad=[0, 1, 0, 1]),
+    "blocks of a number": lambda a: mb.pad(x=a, pad=[1, 2, 0, 0, 0, 0], constant_val=np.float32(7)),
     "transpose of blocks": lambda a: mb.transpose(x=a, perm=[1, 2, 0]),
     "transpose of everything": lambda a: mb.transpose(x=a, perm=[-1, 1, 0]),
 }

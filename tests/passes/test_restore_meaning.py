@@ -80,6 +80,13 @@ LOST: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[Any, ...], bool]] 
         (SPIKE,),
         False,
     ),
+    "a reciprocal": ("lost-reciprocal", lambda x: 1 / x, (floats(2, 3, scale=1e-3),), False),
+    "a reciprocal in fp16": (
+        "lost-reciprocal",
+        lambda x: 3 / (x * x),
+        (np.array([[0.01, 0.25]], np.float32),),
+        True,
+    ),
     "atan2": ("lost-branch", torch.atan2, (AXIS, OTHER), False),
     "a phase of a spectrum": ("lost-branch", lambda y, x: torch.atan2(y, x) * 2, (AXIS, OTHER), False),
     "a lookup": ("lost-int16", lambda table, at: table[at], (TABLE, ROWS), True),
@@ -148,6 +155,8 @@ KEPT: dict[str, tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = {
     "places": (lambda x: x.topk(2, 1)[1].clamp(min=1), (floats(2, 300),)),
     "a maximum": (lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 5, 5),)),
     "an arc tangent": (torch.atan, (floats(2, 3),)),
+    "a reciprocal of 1 or more": (lambda x: 1 / (1 + x.exp()), (floats(2, 3),)),
+    "a quotient": (lambda x, y: x / y, (floats(2, 3), floats(2, 3, scale=1e-3))),
 }
 
 

@@ -198,7 +198,16 @@ def remainder(by: float) -> Program:
     )
 
 
+def powers(base: float) -> Program:
+    """A number to the power of an fp32 input."""
+    return mb.program(input_specs=[mb.TensorSpec((1, 8))], opset_version=ct.target.iOS17)(
+        lambda x: mb.pow(x=np.float32(base), y=x, name="y")
+    )
+
+
 SAYS = [
+    (powers(2), "M1/macOS 26, CPU_ONLY", "fault-power-of-two-elsewhere", "guess"),
+    (powers(3), "M1/macOS 26", "", ""),
     (remainder(1), "A18/iOS 18", "fault-mod-fraction-elsewhere", "guess"),
     (remainder(2), "A18/iOS 18", "", ""),
     (squeezed(2), "M1/macOS 13", "fault-slice-squeezed-stride-elsewhere", "guess"),

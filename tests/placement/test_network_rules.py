@@ -392,6 +392,11 @@ def multiply(b: Any) -> None:
     b.add_batched_mat_mul("m", ["x", "w"], "y")
 
 
+def empty_constant(b: Any) -> None:
+    b.add_load_constant_nd("k", "k", np.zeros((0, 16, 16)), [0, 16, 16])
+    b.add_concat_nd("c", ["x", "k"], "y", 0)
+
+
 WEIGHTS, FACTOR = {"w": (4, 4, 3, 3)}, {"w": (4, 16, 16)}
 
 
@@ -414,6 +419,9 @@ WEIGHTS, FACTOR = {"w": (4, 4, 3, 3)}, {"w": (4, 16, 16)}
         (edited(nearest, "upsample", linearUpsampleMode=1), {}, "u takes the nearest pixel"),
         (lambda b: b.add_copy("c", "x", "x"), {}, "c copies a value to its own name"),
         (lambda b: b.add_reshape_static("r", "x", "y", (2, 2, 4, 4, 4, 4)), {}, "r makes 6 axes"),
+        (lambda b: b.add_split_nd("s", "x", ["y"], 0, 1), {}, "s splits into a single part"),
+        (lambda b: b.add_argsort("s", "x", "y", axis=-1), {}, "s sorts along the axis -1"),
+        (empty_constant, {}, "k holds a constant without elements"),
         (lambda b: b.add_reshape_static("r", "x", "y", (2, 2, 4, 4, 16)), {}, ""),
         (lambda b: deconvolve(b, is_deconv=False), WEIGHTS, ""),
         (lambda b: conv(b, "c", "x", "y", deconv=True), {}, ""),

@@ -332,6 +332,12 @@ def _fraction(op: Operation) -> str:
     return f"%{op.x.name} modulo 1" if _numbers_of(op, "y") == [1] and np_dtype(op.x).kind == "f" else ""
 
 
+def _power_of_two(op: Operation) -> str:
+    """Report 2 to the power of a float."""
+    base = _numbers_of(op, "x")
+    return f"2 to the power of %{op.y.name}" if base and set(base) == {2} else ""
+
+
 def _squeezed_steps(op: Operation) -> str:
     """Report a slice that drops an axis and has a stride."""
     drops, strides = (_numbers_of(op, name) for name in ("squeeze_mask", "stride"))
@@ -792,6 +798,18 @@ FAULTS: tuple[Fault, ...] = (
         units="any",
         remedy="decompose_ops",
         advice="write it as x - floor(x)",
+    ),
+    Fault(
+        "power-of-two",
+        names("pow"),
+        what="pow with the constant base 2 gave the square of the exponent: 2^0 was 0. With other bases, and "
+        "with a constant exponent of 2, it was correct",
+        source=_coremltools("issue 2628, pull request 2742"),
+        seen="a Mac, fp16 and fp32, November 2025 to July 2026; chip and compute units not given",
+        form=_power_of_two,
+        units="any",
+        remedy="replace_faulty_ops",
+        advice="write it as exp(x * log(2)), or as torch.exp2(x)",
     ),
     Fault(
         "slice-squeezed-stride",

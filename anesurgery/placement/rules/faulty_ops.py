@@ -103,9 +103,9 @@ def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bo
     if not (words := fault_words(fault, op, layer)):
         return ""
     what = "reported to crash" if fault.ends_process else "reported wrong"
-    chips = f"on {', '.join(fault.chips)}" if fault.chips else "(chip not given)"
+    chips = f" on {', '.join(fault.chips)}" if fault.chips else ""
     other_format = "" if fault.runtime == format else f", by {fault.runtime}"
-    return f"{what} {chips}{other_format}: {words}"
+    return f"{what}{chips}{other_format}: {words}{'' if fault.chips else ' (chip not given)'}"
 
 
 def findings_of_layers(program: Program, target: Target) -> Iterator[Finding]:

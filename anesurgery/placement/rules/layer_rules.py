@@ -408,7 +408,8 @@ LONG_AXIS = general(
 REFUSED = general(
     "nn-refused",
     "Core ML checks each layer before it compiles a network, and refuses the whole network",
-    "coremltools: mlmodel/src/Validation/NeuralNetwork, read; apple/coremltools: issues 1048, 1198, 1330, 1723",
+    "coremltools: mlmodel/src/Validation/NeuralNetwork, read; apple/coremltools: issues 643, 1043, 1048, 1198, "
+    "1330, 1635, 1723",
     grade=Grade.DOCUMENTED,
     kind=KIND,
 )
@@ -432,12 +433,23 @@ def refusal(layer: Any) -> str:
             return "takes the nearest pixel, with a linear mode; leave linearUpsampleMode out"
         case "upsample" if params.fractionalScalingFactor and params.linearUpsampleMode == params.DEFAULT:
             return "upsamples by a fraction; use BILINEAR with ALIGN_CORNERS_TRUE or ALIGN_CORNERS_FALSE"
-        case "copy" if layer.input[0] == layer.output[0]:
-            return "copies a value to its own name; leave it out"
+        case "argSort" if params.axis < 0:
+            return f"sorts along the axis {params.axis}, counted from the end; count it from the front"
         case "reshapeStatic" if len(params.targetShape) > MOST_AXES:
             return (
                 f"makes {len(params.targetShape)} axes of at most {MOST_AXES}; merge some, or split the reshape"
             )
+    return _without_effect(layer, str(kind))
+
+
+def _without_effect(layer: Any, kind: str) -> str:
+    """Return why Core ML refuses a layer that does nothing; "" if it does something."""
+    if kind in ("split", "splitND") and len(layer.output) < 2:
+        return "splits into a single part; leave it out"
+    if kind == "copy" and layer.input[0] == layer.output[0]:
+        return "copies a value to its own name; leave it out"
+    if kind == "loadConstantND" and 0 in layer.loadConstantND.shape:
+        return "holds a constant without elements; leave it out of what reads it"
     return ""
 
 

@@ -257,6 +257,16 @@ def _is_rescaled(op: Operation, scale: Var) -> bool:
     return any(r.op_type in ("mul", "real_div") and scale in (r.x, r.y) for r in readers)
 
 
+def moved_divisor(op: Operation) -> str:
+    """Report `1 / (x + epsilon)` where x may be so small that epsilon counts."""
+    if op.op_type != "inverse":
+        return ""
+    added, (low, high) = number(op.epsilon) or 0.0, interval(op.x)
+    if added <= LEAST_CHANGE * max(low, -high, 0.0):
+        return ""
+    return f"{added:g} is added to %{op.x.name} before 1 is divided by it: {added / 1e-2:.0%} off at 0.01"
+
+
 def lost_branch(op: Operation) -> Operation | None:
     """Return the comparison `y > 0` by which an atan2 gives 0 instead of pi for y = 0, x < 0; else None."""
     angle = quotient_angle(op)
@@ -657,6 +667,15 @@ RULES = (
         test=lambda op, target: late_epsilon(op),
         remedy=RESTORE,
         advice="divide the epsilon by the square of the scale",
+    ),
+    _lint(
+        "lost-reciprocal",
+        names("inverse"),
+        "1 / x was converted as 1 / (x + 1e-4): coremltools 9.0 leaves its op inverse the default epsilon",
+        "apple/coremltools: pull request 2773; reproduced with coremltools 9.0",
+        test=lambda op, target: moved_divisor(op),
+        remedy=RESTORE,
+        advice="convert with frontend.register(), or write it as torch.ones_like(x) / x",
     ),
     _lint(
         "lost-branch",

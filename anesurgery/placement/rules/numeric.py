@@ -456,7 +456,7 @@ def runtime_rows(op: Operation, target: Target) -> str:
     """Report a gather_nd in fp16 at dynamic indices."""
     if constant(op.indices) is not None or not _is_half(op):
         return ""
-    return f"rows at indices known only at run time, %{op.indices.name}"
+    return f"reported wrong: rows at indices known only at run time, %{op.indices.name}"
 
 
 def scale_after(op: Operation, target: Target) -> str:
@@ -1068,8 +1068,9 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-gather-nd",
         frozenset({"gather_nd"}),
-        "with indices computed at run time it gave zeros on the engine, and was correct on the CPU and the GPU",
-        "john-rocky/CoreML-LLM (iPhone 17 Pro)",
+        "with indices computed at run time it gave zeros on the engine, and was correct on the CPU and the "
+        "GPU. Through ONNX Runtime it gave the first slice for some shapes, whatever the index",
+        "john-rocky/CoreML-LLM (iPhone 17 Pro); microsoft/onnxruntime: pull request 28598 (device not given)",
         test=runtime_rows,
         grade=Grade.REPORTED,
         remedy="flat_gather",

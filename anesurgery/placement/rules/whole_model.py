@@ -334,9 +334,11 @@ DISPUTED_RANGE = _reported(
     "dyn-range-disputed",
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
     "1561 against 49.7 ms of the fixed model; an unnamed Mac in February 2023), while others took the time of "
-    "the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
+    "the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15). Through "
+    "ONNX Runtime, a detector aborted in the GPU back end (M4 Max, macOS 26), and predictions of a speech "
+    "encoder failed (error code -1; Mac model not given); with fixed shapes, both ran",
     "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
-    "mattmireles/kokoro-coreml",
+    "mattmireles/kokoro-coreml; docling-project/docling.rs: issue 324; ekhodzitsky/gigastt: pull request 43",
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
     advice="fix the shape, or make a few sizes as functions that share their weights (`ane.sizes`)",
 )

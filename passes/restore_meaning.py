@@ -181,7 +181,8 @@ class RestoreMeaning(Rewrite):
 
     name = "restore_meaning"
     kinds = an.ops.names(
-        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool cumsum inverse"
+        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool cumsum "
+        "inverse"
     )
     asked_for = True
     caveat = "the outputs change on purpose; compare with the model before the conversion"

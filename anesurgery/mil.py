@@ -143,7 +143,6 @@ with quiet_host():
     from coremltools.converters.mil.mil import types as types
     from coremltools.converters.mil.mil.block import curr_block
     from coremltools.converters.mil.mil.input_type import TensorInputType
-    from coremltools.converters.mil.mil.ops.defs.iOS15 import scatter_gather, tensor_operation
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
     from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic as any_symbolic
@@ -151,55 +150,6 @@ with quiet_host():
     from coremltools.converters.mil.mil.var import InternalVar
 
 ct = coremltools
-
-WRITES = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.true_divide,
-    "max": np.maximum,
-    "min": np.minimum,
-}
-"""Mode of a scatter -> what it does with what is there."""
-
-
-def _known_scatter(host: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap what coremltools knows of a scatter of constants: it overwrites, whatever the mode is."""
-
-    def value_inference(op: Any) -> Any:
-        value, write = host(op), WRITES.get(op.mode.val)
-        if write is None:
-            return value
-        if op.data.val.dtype.kind != "f" and write is np.true_divide:
-            return None
-        whole, at, axis = np.copy(op.data.val), op.indices.val, op.axis.val % op.data.rank
-        places = list(np.indices(at.shape, sparse=True))
-        places[axis] = at
-        write.at(whole, tuple(places), op.updates.val)
-        return whole
-
-    return value_inference
-
-
-def _known_concat(host: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap what coremltools knows of a concat of constants: it leaves `interleave` out."""
-
-    def value_inference(op: Any) -> Any:
-        value = host(op)
-        if value is None or not op.interleave.val:
-            return value
-        axis = op.axis.val % value.ndim
-        return np.stack(np.split(value, len(op.values), axis), axis + 1).reshape(value.shape)
-
-    return value_inference
-
-
-for _kind, _known in (
-    (scatter_gather.scatter_along_axis, _known_scatter),
-    (tensor_operation.concat, _known_concat),
-):
-    if not _kind.value_inference.__module__.startswith("anesurgery."):
-        _kind.value_inference = _known(_kind.value_inference)
 
 if TYPE_CHECKING:
 

@@ -351,7 +351,7 @@ def register() -> None:
     merge_axes()
     scale_channels()
     _compute_bfloat16_as_float32()
-    _know_floats_whole()
+    _correct_folds()
 
 
 _ADDED: dict[str, Any] = {}
@@ -399,17 +399,23 @@ def _compute_bfloat16_as_float32() -> None:
     utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")
 
 
-def _know_floats_whole() -> None:
-    """Let coremltools know all of the numbers of a concat or stack of floats, or none.
+def _correct_folds() -> None:
+    """Let coremltools fold constants rightly, each op once.
 
-    It keeps the known ones of a few with symbols for the others, and a slice of these is taken for integers:
-    a pose matrix of zeros, a rotation and a 1 is not converted.
+    It overwrites where a scatter adds, and leaves out `interleave` of a concat. Of a concat or stack of floats
+    it keeps the known numbers with symbols for the others, and a slice of these is taken for integers: a pose
+    matrix of zeros, a rotation and a 1 is not converted.
     """
-    from coremltools.converters.mil.mil.ops.defs.iOS15 import tensor_operation
+    from coremltools.converters.mil.mil.ops.defs.iOS15 import scatter_gather, tensor_operation
 
-    for joined in (tensor_operation.concat, tensor_operation.stack):
-        if joined.value_inference.__module__ != __name__:
-            joined.value_inference = _known_whole(joined.value_inference)
+    for kind, corrections in (
+        (scatter_gather.scatter_along_axis, [_scatter_by_mode]),
+        (tensor_operation.stack, [_known_whole]),
+        (tensor_operation.concat, [_known_whole, _interleaved]),
+    ):
+        if kind.value_inference.__module__ != __name__:
+            for correct in corrections:
+                kind.value_inference = correct(kind.value_inference)
 
 
 def _known_whole(host: Any) -> Any:
@@ -417,6 +423,44 @@ def _known_whole(host: Any) -> Any:
         value = host(op)
         partly = types.is_float(op.values[0].dtype) and np.asarray(value).dtype == object
         return None if partly else value
+
+    return value_inference
+
+
+WRITES = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+"""Mode of a scatter -> what it does with what is there."""
+
+
+def _scatter_by_mode(host: Any) -> Any:
+    def value_inference(op: Any) -> Any:
+        value, write = host(op), WRITES.get(op.mode.val)
+        if write is None:
+            return value
+        if op.data.val.dtype.kind != "f" and write is np.true_divide:
+            return None
+        whole, at, axis = np.copy(op.data.val), op.indices.val, op.axis.val % op.data.rank
+        places = list(np.indices(at.shape, sparse=True))
+        places[axis] = at
+        write.at(whole, tuple(places), op.updates.val)
+        return whole
+
+    return value_inference
+
+
+def _interleaved(host: Any) -> Any:
+    def value_inference(op: Any) -> Any:
+        value = host(op)
+        if value is None or not op.interleave.val:
+            return value
+        axis = op.axis.val % value.ndim
+        return np.stack(np.split(value, len(op.values), axis), axis + 1).reshape(value.shape)
 
     return value_inference
 

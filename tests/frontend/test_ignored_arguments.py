@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -13,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from anesurgery import frontend
 from anesurgery.interpret import run
+from anesurgery.mil import Var, mb, walk_ops
 
 X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0]])
 TARGETS = torch.tensor([0, 1, 1, 3, 3, 3])
@@ -122,3 +124,19 @@ def test_a_norm_of_large_values_in_fp16() -> None:
     model = converted(CASES["rms_norm_weight"], "export", "FLOAT16")
     (found,) = run(model, {"x": X.numpy() * 4096}, precision="fp16").values()
     assert_close(found, CASES["rms_norm_weight"](X).numpy(), rtol=2e-3)
+
+
+def test_what_coremltools_folds_wrong_is_known_right() -> None:
+    """It overwrites where a scatter adds, and joins where a concat interleaves."""
+    frontend.register()
+    data, at = np.ones((2, 4), np.float32), np.array([[0, 3, 3], [1, 1, 2]])
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Var:
+        added = mb.scatter_along_axis(data=data, indices=at, updates=at.astype(np.float32), axis=-1, mode="add")
+        mixed = mb.concat(values=(data[:, :2] * 2, data[:, :2] * 3), axis=1, interleave=True)
+        return mb.mul(x=mb.add(x=x, y=added), y=mixed)
+
+    by_name = {op.op_type: op.outputs[0].val for op in walk_ops(program)}
+    np.testing.assert_array_equal(by_name["scatter_along_axis"], [[1, 1, 1, 7], [1, 3, 3, 1]])
+    np.testing.assert_array_equal(by_name["concat"], [[2, 3, 2, 3]] * 2)

@@ -286,17 +286,3 @@ test_cases, test_surroundings = table(
     # RoBERTa's token types, which are 0 at every position.
     rewrites(looked_up, np.ones((1, 9), np.int32), inputs={"x": np.array([[0, 8, 3, 1]], np.float16)}),
 )
-
-
-def test_what_coremltools_folds_wrong_is_known_right() -> None:
-    """It overwrites where a scatter adds, and joins where a concat interleaves."""
-    data, at = np.ones((2, 4), np.float32), np.array([[0, 3, 3], [1, 1, 2]])
-
-    def build(x: Var) -> Var:
-        added = mb.scatter_along_axis(data=data, indices=at, updates=at.astype(np.float32), axis=-1, mode="add")
-        mixed = mb.concat(values=(data[:, :2] * 2, data[:, :2] * 3), axis=1, interleave=True)
-        return mb.mul(x=mb.add(x=x, y=added), y=mixed)
-
-    by_name = {op.op_type: op.outputs[0].val for op in walk_ops(built(build, types.fp32))}
-    np.testing.assert_array_equal(by_name["scatter_along_axis"], [[1, 1, 1, 7], [1, 3, 3, 1]])
-    np.testing.assert_array_equal(by_name["concat"], [[2, 3, 2, 3]] * 2)

@@ -32,6 +32,19 @@ def decibels(expected: Array, found: Array) -> float:
     return row.psnr
 
 
+OPS = {
+    "mlp": ["linear", "gelu", "linear", "tanh"],
+    "conv": ["conv", "relu", "max_pool"],
+    "max_pool": ["max_pool"],
+    "avg_pool": ["avg_pool"],
+    "layer_norm": ["layer_norm"],
+    "causal": ["scaled_dot_product_attention"],
+    "bilinear": ["resize_bilinear"],
+    "pixel_shuffle": ["pixel_shuffle"],
+}
+"""Module whose composites, paddings and biases become the op of that name -> its ops."""
+
+
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_read_back(name: str, half: bool, tmp_path: Path) -> None:
@@ -44,29 +57,12 @@ def test_a_module_is_read_back(name: str, half: bool, tmp_path: Path) -> None:
     assert decibels(expected, ane.run(loaded, inputs_of(values))["y"]) >= GATE
     if not half:
         assert decibels(expected, ane.run(path, inputs_of(values), engine="coreai")["y"]) >= GATE
+    if not half and name in OPS:
+        assert [op.op_type for op in walk_ops(loaded.program) if op.op_type != "const"] == OPS[name]
 
 
-def op_types(path: Path) -> list[str]:
-    return [op.op_type for op in walk_ops(ane.load(path).program) if op.op_type != "const"]
-
-
-@pytest.mark.parametrize(
-    ("name", "ops"),
-    [
-        ("mlp", ["linear", "gelu", "linear", "tanh"]),
-        ("conv", ["conv", "relu", "max_pool"]),
-        ("max_pool", ["max_pool"]),
-        ("avg_pool", ["avg_pool"]),
-        ("layer_norm", ["layer_norm"]),
-        ("causal", ["scaled_dot_product_attention"]),
-        ("bilinear", ["resize_bilinear"]),
-        ("pixel_shuffle", ["pixel_shuffle"]),
-    ],
-)
-def test_composites_paddings_and_biases_become_the_op_of_that_name(
-    name: str, ops: list[str], tmp_path: Path
-) -> None:
-    assert op_types(save_asset(tmp_path / "m.aimodel", *made(name))) == ops
+def test_the_modules_with_ops_are_there() -> None:
+    assert OPS.keys() <= set(MODULES)
 
 
 @pytest.mark.parametrize("number", [1 << 40, -(1 << 31) - 1])

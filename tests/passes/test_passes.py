@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import sketches
-from pass_cases import EVERYWHERE, Case, check_there, rewrites
+from pass_cases import EVERYWHERE, Case, apply_pass, check_there, rewrites
 from sketches import network_of, sketch
 
 from anesurgery import registry
 from anesurgery.mil import Program
 from anesurgery.rewriting.passes import Pass
 from anesurgery.surgery import steps_of
-from anesurgery.testing import apply_pass, assert_same_numbers, text_of
+from anesurgery.testing import assert_same_numbers, text_of
 
 LAYERS = [*registry.layer_pass_names(), "layers._template"]
 NAMES = [*registry.op_pass_names(), "_template"]

@@ -1,4 +1,4 @@
-"""What holds for every pass: a true sketch, its example in the harness, its grade, options of a frozen class."""
+"""What each pass keeps to: a true sketch, its example in the harness, its grade, options of a frozen class."""
 
 from __future__ import annotations
 

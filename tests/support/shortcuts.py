@@ -71,7 +71,7 @@ def _list_composites_once() -> None:
     from torch import _ops
     from torch._export import utils
 
-    _ops.Callable = typing.Callable
+    _ops.Callable = typing.Callable  # type: ignore[attr-defined]
 
     name = "_collect_all_valid_cia_ops_for_namespace"
     setattr(utils, name, functools.cache(getattr(utils, name)))

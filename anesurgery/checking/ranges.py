@@ -306,6 +306,9 @@ def _spread(
     if inputs is None:
         inputs = Predictor(path, function=options["function"], member=options["member"]).sample(seed)
     samples = own.of(sets_of(inputs))
+    jobs, scheduler = jobs_and_scheduler
+    if scheduler is None and jobs > 1 and len(samples) < 2:  # for one set, no process is started
+        return ranges(path, samples, **options)
     with workers(*jobs_and_scheduler) as pool:
         count = max(1, min(pool.count, len(samples)))
         parts = (Shard(number, count).of(samples) for number in range(1, count + 1))

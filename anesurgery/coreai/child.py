@@ -1,22 +1,27 @@
-"""The child process in which Apple's code runs: `python -m anesurgery.coreai.child FOLDER`.
+"""The child process in which Apple's code runs: `python -m anesurgery.coreai.child PIPE`.
 
 `ask` starts it, because Apple's runtime may end the process that calls it: on an integer division by 0, on a
-damaged program, and more. Both sides exchange files in a folder: the parent writes `question.json` and
-`arrays.npz`, the child answers with `answer.json` and new arrays. The child loads neither torch nor
-coremltools.
+damaged program, and more. Both sides exchange files in a folder, which the pipe names: the parent writes
+`question.json` and `arrays.npz`, the child answers with `answer.json` and new arrays. The child loads neither
+torch nor coremltools.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +61,47 @@ DEADLY: dict[int, str] = {
 """Signal that ends the child -> the cause that was seen."""
 
 
+MOST_MAPPED = 1 << 26
+"""Bytes of models after which a new child does the next task. A run maps the file, and what coreai-core 1.0.0b3
+maps it never unmaps. A choice: as much as one child takes by itself."""
+PAGE = 4096
+
+
+@dataclass
+class _Child:
+    """A process that does one task after another, the parent's end of the pipe to it, and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    pipe: connection.Connection
+    printed: IO[bytes]
+    mapped: int = 0
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+        self.printed.close()
+
+
+IDLE: list[_Child] = []
+"""The child that waits for its next task, if any: to start one takes 0.3 s."""
+os.register_at_fork(after_in_child=IDLE.clear)
+
+
+@atexit.register
+def end_idle() -> None:
+    """End the child that waits for a task."""
+    with contextlib.suppress(IndexError):  # none left
+        while True:
+            IDLE.pop().end()
+
+
 def ask(
     task: str, path: Path, options: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
     """Run a row of `TASKS` on a checked folder in a child process; return its answer and the arrays with it.
+
+    The child does later tasks too, unless it failed: then what Apple's code left behind is unknown.
 
     Raises:
         LoadError: Apple's package is not installed, or the child cannot read the model.
@@ -70,43 +112,66 @@ def ask(
         place = Path(folder)
         (place / QUESTION).write_text(json.dumps({"task": task, "path": str(path.resolve()), **options}))
         write_arrays(place / ARRAYS, arrays or {})
-        last_line = _run_child(path, place)
-        answer = place / ANSWER
-        if not answer.is_file():
-            raise InterpretError(f"{path}: Apple's runtime ended without an answer: {last_line}")
-        content = json.loads(answer.read_text())
-        if words := content.get("error"):
-            kind = LoadError if task == "read" else InterpretError
-            raise kind(f"{path}: Apple's runtime refuses it: {words}")
-        return content["answer"], read_arrays(place / ARRAYS)
+        child = _idle_or_new()
+        try:
+            _wait_for_answer(child, path, place)
+            content = json.loads((place / ANSWER).read_text())
+            if words := content.get("error"):
+                kind = LoadError if task == "read" else InterpretError
+                raise kind(f"{path}: Apple's runtime refuses it: {words}")
+            results = read_arrays(place / ARRAYS)
+        except BaseException:
+            child.end()
+            raise
+        end_idle()  # where two threads asked at once, one child stays
+        child.mapped += sum(max(PAGE, file.stat().st_size) for file in path.iterdir())
+        IDLE.append(child)
+        if child.mapped > MOST_MAPPED:
+            end_idle()
+        return content["answer"], results
 
 
-def _run_child(path: Path, place: Path) -> str:
-    """Run the child, and return the last line that it printed."""
-    command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
+def _idle_or_new() -> _Child:
+    """Return a child that waits for a task."""
+    with contextlib.suppress(IndexError):  # none, or another thread took it
+        child = IDLE.pop()
+        if child.process.poll() is None:
+            return child
+        child.end()
     root = str(Path(__file__).resolve().parents[2])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
-        process = subprocess.run(
-            command,
+    ours, theirs = multiprocessing.Pipe()
+    printed = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anesurgery.coreai.child", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": python_path},
         )
-    except subprocess.TimeoutExpired as error:
-        raise InterpretError(
-            f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
-            f"{__name__}.PATIENCE"
-        ) from error
-    if (number := -process.returncode) > 0:
-        name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
-        why = DEADLY.get(number, "not known here")
-        raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
-    return (process.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
+    return _Child(process, ours, printed)
+
+
+def _wait_for_answer(child: _Child, path: Path, place: Path) -> None:
+    """Let a child do the task of a folder."""
+    try:
+        child.pipe.send_bytes(os.fsencode(place))
+        if not child.pipe.poll(PATIENCE):
+            raise InterpretError(
+                f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
+                f"{__name__}.PATIENCE"
+            )
+        child.pipe.recv_bytes()
+    except (EOFError, OSError) as error:
+        if (number := -child.process.wait()) > 0:
+            name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+            why = DEADLY.get(number, "not known here")
+            raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}") from error
+        child.printed.seek(0)
+        lines = child.printed.read().decode(errors="replace").strip().splitlines() or ["nothing was printed"]
+        raise InterpretError(f"{path}: Apple's runtime ended without an answer: {lines[-1][:300]}") from error
 
 
 def main(folder: Path) -> None:
@@ -123,7 +188,15 @@ def main(folder: Path) -> None:
     (folder / ANSWER).write_text(json.dumps(content))
 
 
+def serve(parent: connection.Connection) -> None:
+    """Do the task of each folder that the parent names, until it closes the pipe."""
+    with contextlib.suppress(EOFError):
+        while True:
+            main(Path(os.fsdecode(parent.recv_bytes())))
+            parent.send_bytes(b"done")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve(connection.Connection(int(sys.argv[1])))
     sys.stderr.flush()
     os._exit(0)  # what the runtime does when Python ends, it may do by SIGABRT, after its answer

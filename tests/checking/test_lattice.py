@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from both_sides import checked, side_by_side
+from small_rewrites import small_rewrite
 
 from anesurgery.checking.edit_sites import site_of
 from anesurgery.checking.grades import Grade, SiteCheck, summary
@@ -19,9 +19,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.extremes import Lattice
 from anesurgery.interpret.arithmetic.field import PRIMES
 from anesurgery.mil import Var, mb, types
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.pattern import var
 from anesurgery.semantics import bounds
 from anesurgery.surgery import apply
 
@@ -325,17 +323,8 @@ def bounded(x: Var, low: float, high: float) -> Any:
     return clip(mb.mul(x=mb.tanh(x=x), y=f(3)), low, high)
 
 
-@dataclass(frozen=True)
-class DropClip(Rewrite):
-    """A clip becomes what it reads, which is right only where nothing leaves its bounds."""
-
-    name: ClassVar[str] = "drop_clip"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.clip(x=var("x"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Any:
-        return mb.identity(x=m.x)
+DropClip = small_rewrite("drop_clip", lambda op: op.clip(x=var("x")), lambda mb, m: mb.identity(x=m.x))
+"""A clip becomes what it reads, which is right only where nothing leaves its bounds."""
 
 
 @pytest.mark.parametrize(("low", "high"), [(-8, 8), (-3, 8)])

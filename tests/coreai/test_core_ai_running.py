@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +89,56 @@ def test_what_the_frame_does_not_show_ends_the_child_alone(linear: Path, tmp_pat
 
 
 def test_too_long_is_said(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "PATIENCE", 0.001)
-    with pytest.raises(InterpretError, match="was stopped after 0.001 s"):
+    monkeypatch.setattr(child, "PATIENCE", 0.0)
+    with pytest.raises(InterpretError, match="was stopped after 0 s"):
+        ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
+
+
+def process_of(linear: Path) -> int:
+    """The process of the child that waits after a run."""
+    ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
+    (waiting,) = child.IDLE
+    return waiting.process.pid
+
+
+def test_a_child_does_later_tasks_until_it_fails_dies_or_maps_much(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = process_of(linear)
+    assert process_of(linear) == first
+    with pytest.raises(InterpretError, match="missing input"):
+        ane.run(linear, {}, engine="coreai")
+    second = process_of(linear)
+    os.kill(second, signal.SIGKILL)
+    child.IDLE[0].process.wait()
+    third = process_of(linear)
+    assert len({first, second, third}) == 3
+    monkeypatch.setattr(child, "MOST_MAPPED", 0)
+    ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
+    assert not child.IDLE
+
+
+def test_threads_and_forks_ask_children_of_their_own(linear: Path) -> None:
+    parents = process_of(linear)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(
+            threads.map(lambda value: ane.run(linear, {"x": np.full((2, 3), value)}, engine="coreai"), range(3))
+        )
+    assert len({values["y"].tobytes() for values in found}) == 3
+    read, write = os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.write(write, str(process_of(linear)).encode())
+        child.end_idle()
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert int(os.read(read, 99)) != parents
+
+
+def test_a_child_that_ends_by_itself_is_quoted(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child.end_idle()
+    monkeypatch.setattr(sys, "executable", "/bin/ls")  # which does not know the file -m
+    with pytest.raises(InterpretError, match="ended without an answer: .*ls: "):
         ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
 
 

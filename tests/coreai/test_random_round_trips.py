@@ -57,4 +57,4 @@ def test_chains_of_ops_come_back(tmp_path: Path) -> None:
 
 def test_constants_that_are_joined_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "_would_be_fused", lambda *_: False)
-    assert core_ai_trips.chains_that_differ(core_ai_trips.chains(200), tmp_path)
+    assert core_ai_trips.chains_that_differ(core_ai_trips.chains(5), tmp_path)

@@ -14,6 +14,7 @@ from hazard_graphs import HAZARDS
 
 from anesurgery import registry
 from anesurgery.checking.adversarial import near_edges
+from anesurgery.checking.grades import EarlierChecks
 from anesurgery.files.copying import copy_program
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.precision import Double
@@ -45,6 +46,9 @@ TRADED = {
     ("angle in four quadrants", "mixed"): FOUR,
 }
 """Where a repair is worse for other numbers than those that it is for."""
+
+CHECKS: dict[str, EarlierChecks] = {}
+"""The checks of sites, which are the same for all kinds of numbers."""
 
 
 def drawn(program: Program, kind: str, rng: np.random.Generator) -> dict[str, Array]:
@@ -93,7 +97,7 @@ def apart(name: str, before: Program, kind: str) -> list[str]:
     """What a repair makes worse; it is given the inputs, and may refuse because of them."""
     rng = np.random.default_rng(0)
     sets = [drawn(before, kind, rng) for _ in range(SETS)]
-    after, session = copy_program(before), Session(inputs=sets)
+    after, session = copy_program(before), Session(inputs=sets, checks=CHECKS)
     run_pass(registry.make_pass(name), after, session)
     half = any(np_dtype(v) == np.float16 for v in before.functions["main"].inputs.values())
     said = []

@@ -1,27 +1,33 @@
-"""What holds for every pass: a true sketch, its example as a case of the harness, options of a frozen class."""
+"""What each pass keeps to: a true sketch, its example in the harness, its grade, options of a frozen class."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import sketches
-from pass_cases import EVERYWHERE, Case, check_there, rewrites
+from pass_cases import EVERYWHERE, Case, apply_pass, check_there, rewrites
 from sketches import network_of, sketch
 
 from anesurgery import registry
+from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program
 from anesurgery.rewriting.passes import Pass
 from anesurgery.surgery import steps_of
-from anesurgery.testing import apply_pass, assert_same_numbers, text_of
+from anesurgery.testing import assert_same_numbers, text_of
 
 LAYERS = [*registry.layer_pass_names(), "layers._template"]
 NAMES = [*registry.op_pass_names(), "_template"]
 """The templates are no registered passes, but they must be as good as one."""
+
+
+STATED = re.compile(r"^Grade: (bit for bit|proved|exhaustive|checked|none)(?:: (.+?))?\.$", re.MULTILINE)
+"""The grade of a pass in its docstring, and the reason."""
 
 
 def class_of(name: str) -> type[Pass]:
@@ -43,6 +49,14 @@ def example_of(name: str) -> Any:
         return network_of(sketch(described(name), "Before"))
     template: Any = importlib.import_module(f"anesurgery.passes.{name}") if name == "_template" else None
     return sketches.example_of(name) if template is None else template.example()
+
+
+def stated(name: str) -> tuple[str, str]:
+    """The grade and the reason in the words of a pass."""
+    found = STATED.findall(registry.documentation(name))
+    assert len(found) == 1, f'{name}: its docstring needs one line such as "Grade: proved."'
+    grade, reason = found[0]
+    return grade, reason
 
 
 def on_purpose(step: Pass, example: Any) -> str:
@@ -89,3 +103,14 @@ def test_it_is_a_frozen_class_known_by_name(name: str) -> None:
     if not plain.startswith("_"):
         assert [type(step) for step in steps_of(plain)] == [cls]
         assert registry.summary(plain)
+
+
+@pytest.mark.parametrize("name", registry.pass_names())
+def test_the_example_reaches_the_stated_grade(name: str) -> None:
+    grade = stated(name)[0]
+    _, session = apply_pass(registry.make_pass(name), example_of(name))
+    checks = [change.proof for change in session.changes]
+    reached = "none" if None in checks else min(c.grade for c in checks if c is not None).words
+    assert reached == grade
+    if grade in ("none", Grade.NUMBERS.words):
+        assert stated(name)[1], f"{name}: say why it has no higher grade"

@@ -39,11 +39,15 @@ def told(inspection: Any) -> dict[str, Any]:
     return replace(inspection, model="", fixing=inspection.fixing.partition("--set")[2]).to_json()
 
 
+@pytest.fixture(scope="module", params=SHAPES)
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param) / "m.mlpackage"
+    return saved(path, SHAPES[request.param], minimum_deployment_target=ct.target.iOS17)
+
+
 @pytest.mark.parametrize("target", ["M4", "iPhone/iOS 18", "any"])
-@pytest.mark.parametrize("kind", SHAPES)
-def test_a_program_says_what_its_package_does(kind: str, target: str, tmp_path: Path) -> None:
-    path = saved(tmp_path / "m.mlpackage", SHAPES[kind], minimum_deployment_target=ct.target.iOS17)
-    program = ane.load(path).program
+def test_a_program_says_what_its_package_does(package: Path, target: str) -> None:
+    path, program = package, ane.load(package).program
     gc.collect()  # nothing but the program is held
     wanted = told(ane.inspect(path, target))
     assert told(ane.inspect(program, target)) == wanted

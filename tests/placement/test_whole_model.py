@@ -43,10 +43,10 @@ def listed(*, enumerated: bool = True) -> Any:
     """A layer_norm of rank 3 before products, with enumerated shapes or a range of them, as a model."""
     import torch
 
-    layers = torch.nn.Sequential(torch.nn.LayerNorm(1024), *(torch.nn.Linear(1024, 1024) for _ in range(4)))
-    shape: Any = ct.EnumeratedShapes([(1, n, 1024) for n in (64, 512)], default=(1, 512, 1024))
-    shape = shape if enumerated else (1, ct.RangeDim(64, 512, default=512), 1024)
-    traced = torch.jit.trace(layers.eval(), torch.zeros(1, 64, 1024))  # type: ignore[no-untyped-call]
+    layers = torch.nn.Sequential(torch.nn.LayerNorm(256), *(torch.nn.Linear(256, 256) for _ in range(4)))
+    shape: Any = ct.EnumeratedShapes([(1, n, 256) for n in (64, 512)], default=(1, 512, 256))
+    shape = shape if enumerated else (1, ct.RangeDim(64, 512, default=512), 256)
+    traced = torch.jit.trace(layers.eval(), torch.zeros(1, 64, 256))  # type: ignore[no-untyped-call]
     return ct.convert(
         traced,
         inputs=[ct.TensorType("x", shape=shape, dtype=np.float16)],

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from slower import slower
+from small_rewrites import small_rewrite
 
 from anesurgery import registry
 from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
 from anesurgery.placement.score import GAINS, WORTH
-from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.search import Search
 from anesurgery.rewriting.step_trials import Trial
 from anesurgery.surgery import Recipe
@@ -50,17 +47,8 @@ def test_auto_and_each_recipe_that_fits(converted: Callable[..., Any], name: str
     assert not list(filter(None, (slower(program, recipe, target) for recipe in PROGRAMS)))
 
 
-@dataclass(frozen=True)
-class Crowd(Rewrite):
-    """Three ops in the place of one."""
-
-    name: ClassVar[str] = "crowd"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.tanh()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=mb.exp(x=mb.exp(x=m.root.x)))
+Crowd = small_rewrite("crowd", lambda op: op.tanh(), lambda mb, m: mb.exp(x=mb.exp(x=mb.exp(x=m.root.x))))
+"""Three ops in the place of one."""
 
 
 def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from small_rewrites import small_rewrite
 
 import anesurgery as ane
 from anesurgery import loading
@@ -23,57 +24,14 @@ from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.surgery import Recipe
 
-
-@dataclass(frozen=True)
-class TanhToSinh(Rewrite):
-    """What is legal becomes illegal."""
-
-    name: ClassVar[str] = "tanh_to_sinh"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.tanh()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.sinh(x=m.root.x)
-
-
-@dataclass(frozen=True)
-class CumsumToExp(Rewrite):
-    """What is illegal becomes legal."""
-
-    name: ClassVar[str] = "cumsum_to_exp"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.cumsum()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=m.root.x)
-
-
-@dataclass(frozen=True)
-class ExpToTanh(Rewrite):
-    """One legal op for another."""
-
-    name: ClassVar[str] = "exp_to_tanh"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.exp()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.tanh(x=m.root.x)
-
-
-@dataclass(frozen=True)
-class ExpToSinh(Rewrite):
-    """Another legal op becomes illegal."""
-
-    name: ClassVar[str] = "exp_to_sinh"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.exp()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.sinh(x=m.root.x)
+TanhToSinh = small_rewrite("tanh_to_sinh", lambda op: op.tanh(), lambda mb, m: mb.sinh(x=m.root.x))
+"""What is legal becomes illegal."""
+CumsumToExp = small_rewrite("cumsum_to_exp", lambda op: op.cumsum(), lambda mb, m: mb.exp(x=m.root.x))
+"""What is illegal becomes legal."""
+ExpToTanh = small_rewrite("exp_to_tanh", lambda op: op.exp(), lambda mb, m: mb.tanh(x=m.root.x))
+"""One legal op for another."""
+ExpToSinh = small_rewrite("exp_to_sinh", lambda op: op.exp(), lambda mb, m: mb.sinh(x=m.root.x))
+"""Another legal op becomes illegal."""
 
 
 RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
@@ -229,31 +187,15 @@ def test_a_tied_head_is_split_and_its_table_is_not_multiplied() -> None:
     assert one.moved < both.moved
 
 
-@dataclass(frozen=True)
-class SumsToThree(Rewrite):
-    """Pays, and makes the model larger: two sums become three ops that are legal."""
-
-    name: ClassVar[str] = "sums_to_three"
-    precedes: ClassVar[tuple[str, ...]] = ("all_relu",)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.cumsum(x=op.cumsum(as_="first"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=mb.relu(x=mb.relu(x=m.first.x)))
-
-
-@dataclass(frozen=True)
-class AllRelu(Rewrite):
-    """Does as much, whatever the sums have become."""
-
-    name: ClassVar[str] = "all_relu"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.any("exp", "cumsum")()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.relu(x=m.root.x)
+SumsToThree = small_rewrite(
+    "sums_to_three",
+    lambda op: op.cumsum(x=op.cumsum(as_="first")),
+    lambda mb, m: mb.exp(x=mb.relu(x=mb.relu(x=m.first.x))),
+    precedes=("all_relu",),
+)
+"""Pays, and makes the model larger: two sums become three ops that are legal."""
+AllRelu = small_rewrite("all_relu", lambda op: op.any("exp", "cumsum")(), lambda mb, m: mb.relu(x=m.root.x))
+"""Does as much, whatever the sums have become."""
 
 
 def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:

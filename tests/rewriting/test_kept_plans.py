@@ -11,17 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from one_layer import network
+from small_rewrites import small_rewrite
 
 import anesurgery as ane
 from anesurgery.display import finite
 from anesurgery.errors import InterpretError, LoadError, SurgeryError, SurgeryWarning, UnknownName
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 from anesurgery.network_editing.neural_network import NeuralNetwork
-from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.surgery import Recipe
 
 TARGET = "M1/macOS 14"
@@ -182,17 +180,8 @@ def test_outputs_are_held_to_the_gate_after_passes_by_name() -> None:
     assert "outputs are wrong still" in done.details.split("\n\n")[0].replace("\n", " ")
 
 
-@dataclass(frozen=True)
-class AbsToExp(Rewrite):
-    """One op for another, which gains nothing."""
-
-    name: ClassVar[str] = "abs_to_exp"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.abs()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=m.root.x)
+AbsToExp = small_rewrite("abs_to_exp", lambda op: op.abs(), lambda mb, m: mb.exp(x=m.root.x))
+"""One op for another, which gains nothing."""
 
 
 def test_a_classifier_is_planned(tmp_path: Path) -> None:

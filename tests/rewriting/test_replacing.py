@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from small_rewrites import DoubleRelu, kinds, one_input, outputs
+from small_rewrites import DoubleRelu, kinds, one_input, outputs, small_rewrite
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
@@ -25,18 +25,13 @@ from anesurgery.testing import apply_pass, assert_same_numbers
 # Replacing
 
 
-@dataclass(frozen=True)
-class DropRelu(Rewrite):
-    """`relu(abs(x))` is `abs(x)`."""
-
-    name: ClassVar[str] = "drop_relu"
-    shares_inner: ClassVar[bool] = True
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.relu(x=op.abs(x=var("x"), as_="inner"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Any:
-        return m.inner.outputs[0]
+DropRelu = small_rewrite(
+    "drop_relu",
+    lambda op: op.relu(x=op.abs(x=var("x"), as_="inner")),
+    lambda mb, m: m.inner.outputs[0],
+    shares_inner=True,
+)
+"""`relu(abs(x))` is `abs(x)`."""
 
 
 def test_a_value_that_exists_already_takes_its_place() -> None:
@@ -65,17 +60,8 @@ def test_an_output_that_becomes_an_inner_value_keeps_its_name() -> None:
     assert_same_numbers(program, after)
 
 
-@dataclass(frozen=True)
-class DropIdentity(Rewrite):
-    """`x + 0` is `x`."""
-
-    name: ClassVar[str] = "drop_zero"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.add(x=var("x"), y=var("zero"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Any:
-        return m.x
+DropIdentity = small_rewrite("drop_zero", lambda op: op.add(x=var("x"), y=var("zero")), lambda mb, m: m.x)
+"""`x + 0` is `x`."""
 
 
 def test_an_output_that_becomes_an_input() -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
-from small_rewrites import DoubleRelu, kinds, one_input, outputs, target
+from small_rewrites import DoubleRelu, kinds, one_input, outputs, small_rewrite, target
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, PatternError, ProofError, Refusal, Refused
@@ -277,17 +277,10 @@ def test_every_function_is_visited() -> None:
     assert [len(f.operations) for f in program.functions.values()] == [1, 1]
 
 
-@dataclass(frozen=True)
-class Endless(Rewrite):
-    """Exchanges the operands of every addition, for ever."""
-
-    name: ClassVar[str] = "endless"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.add(x=var("x"), y=var("y"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Any:
-        return mb.add(x=m.y, y=m.x)
+Endless = small_rewrite(
+    "endless", lambda op: op.add(x=var("x"), y=var("y")), lambda mb, m: mb.add(x=m.y, y=m.x)
+)
+"""Exchanges the operands of every addition, for ever."""
 
 
 def test_a_pass_without_a_fixed_point() -> None:

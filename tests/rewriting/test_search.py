@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from small_rewrites import small_rewrite
 
 from anesurgery.errors import PassError
 from anesurgery.files.copying import copy_program
@@ -36,43 +37,18 @@ def built(build: Callable[[Var], Any]) -> Program:
     )(lambda x: build(x))
 
 
-@dataclass(frozen=True)
-class CumsumToModes(Rewrite):
-    """Makes it worse: one op that is off the ANE becomes two."""
-
-    name: ClassVar[str] = "cumsum_to_modes"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.cumsum()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.mod(x=mb.mod(x=m.root.x, y=m.root.x), y=m.root.x)
-
-
-@dataclass(frozen=True)
-class ModToExp(Rewrite):
-    """What only pays after the other step."""
-
-    name: ClassVar[str] = "mod_to_exp"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.mod(x=op.mod(as_="first"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=m.first.x)
-
-
-@dataclass(frozen=True)
-class Crowd(Rewrite):
-    """A share that rises by more ops on the ANE, with nothing repaired."""
-
-    name: ClassVar[str] = "crowd"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.tanh()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=mb.exp(x=mb.exp(x=m.root.x)))
+CumsumToModes = small_rewrite(
+    "cumsum_to_modes",
+    lambda op: op.cumsum(),
+    lambda mb, m: mb.mod(x=mb.mod(x=m.root.x, y=m.root.x), y=m.root.x),
+)
+"""Makes it worse: one op that is off the ANE becomes two."""
+ModToExp = small_rewrite(
+    "mod_to_exp", lambda op: op.mod(x=op.mod(as_="first")), lambda mb, m: mb.exp(x=m.first.x)
+)
+"""What only pays after the other step."""
+Crowd = small_rewrite("crowd", lambda op: op.tanh(), lambda mb, m: mb.exp(x=mb.exp(x=mb.exp(x=m.root.x))))
+"""A share that rises by more ops on the ANE, with nothing repaired."""
 
 
 @dataclass(frozen=True)
@@ -234,17 +210,8 @@ class ChangedExp(Rewrite):
             session.contract.append(InterfaceChange("y is another", ("y",)))
 
 
-@dataclass(frozen=True)
-class CumsumToExp(Rewrite):
-    """The same, and callers read what they read before."""
-
-    name: ClassVar[str] = "cumsum_to_exp"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.cumsum()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=m.root.x)
+CumsumToExp = small_rewrite("cumsum_to_exp", lambda op: op.cumsum(), lambda mb, m: mb.exp(x=m.root.x))
+"""The same, and callers read what they read before."""
 
 
 def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,30 +234,14 @@ def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
     )
 
 
-@dataclass(frozen=True)
-class SumsToThree(Rewrite):
-    """Pays, and makes the model larger: two sums become three ops that are legal."""
-
-    name: ClassVar[str] = "sums_to_three"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.cumsum(x=op.cumsum(as_="first"))
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.exp(x=mb.relu(x=mb.relu(x=m.first.x)))
-
-
-@dataclass(frozen=True)
-class AllRelu(Rewrite):
-    """Does as much for any op in the middle, whatever it has become."""
-
-    name: ClassVar[str] = "all_relu"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        return op.any("exp", "cumsum")()
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.relu(x=m.root.x)
+SumsToThree = small_rewrite(
+    "sums_to_three",
+    lambda op: op.cumsum(x=op.cumsum(as_="first")),
+    lambda mb, m: mb.exp(x=mb.relu(x=mb.relu(x=m.first.x))),
+)
+"""Pays, and makes the model larger: two sums become three ops that are legal."""
+AllRelu = small_rewrite("all_relu", lambda op: op.any("exp", "cumsum")(), lambda mb, m: mb.relu(x=m.root.x))
+"""Does as much for any op in the middle, whatever it has become."""
 
 
 def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
@@ -343,12 +294,10 @@ def test_two_steps_are_tried_in_one_order() -> None:
     assert [sorted(pair) for pair in pairs] == [["crowd", "cumsum_to_modes"]]
 
 
-@dataclass(frozen=True)
-class Rounds(AllRelu):
-    """A gain in time for which every value is rounded."""
-
-    name: ClassVar[str] = "rounds"
-    rounds: ClassVar[bool] = True
+Rounds = small_rewrite(
+    "rounds", lambda op: op.any("exp", "cumsum")(), lambda mb, m: mb.relu(x=m.root.x), rounds=True
+)
+"""A gain in time for which every value is rounded."""
 
 
 @pytest.mark.parametrize(("least", "kept"), [(0.0, False), (1.0, True)])

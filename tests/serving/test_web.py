@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 
 import pytest
 from asgi_calls import Answer, ask
-from children import run_child
 
 pytest.importorskip("starlette", reason="pip install 'anesurgery[serve]'")
 
@@ -324,14 +325,17 @@ def test_a_question_that_is_none_is_refused_in_words(name: str) -> None:
 
 def left(folder: Path) -> Path:
     """What a server that was killed leaves in a folder for temporary files."""
-    script = (
-        "import os; from anesurgery.serving.web import Jobs; from anesurgery.serving.task import Limits\n"
-        "jobs = Jobs(Limits())\n"
-        "with jobs.opened():\n"
-        "    job = jobs.add(); (job.folder / 'upload/net.mlmodel').write_bytes(b'x')\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    run_child([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(folder)})
+    child = os.fork()
+    if not child:
+        try:
+            tempfile.tempdir = str(folder)
+            jobs = Jobs(Limits())
+            with jobs.opened():
+                (jobs.add().folder / "upload/net.mlmodel").write_bytes(b"x")
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
     (there,) = folder.iterdir()
     assert [p.name for p in there.rglob("net.mlmodel")]
     return there

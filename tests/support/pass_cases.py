@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,12 +34,15 @@ from mutations import outcomes
 from surroundings import SURROUNDINGS, UnbuildableError, settled
 
 import anesurgery as ane
+from anesurgery import testing
+from anesurgery.checking.grades import EarlierChecks
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import MOST_AXES, Array, Program, is_symbolic, types, walk_ops
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs, reasons, text_of
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import assert_refuses, assert_same_numbers, random_inputs, reasons, text_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "passes" / "after"
 """What rows become: one file for each test file, one line for each row."""
@@ -57,6 +61,8 @@ OF_MAIN = {
     "select_last_token": "the logits are outputs of the function",
 }
 """Rewrites that do not look into blocks, and why."""
+CHECKS: dict[type[Pass], dict[str, EarlierChecks]] = {}
+"""The checks of sites in this process: rows of a pass and their surroundings repeat most of them."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,13 @@ def table(step: Pass, *cases: Case) -> tuple[Callable[..., None], Callable[..., 
         check_there(case.step or step, case, where, monkeypatch, tmp_path)
 
     return test_cases, test_surroundings if edited else None
+
+
+def apply_pass(step: Pass, model: Any) -> tuple[Any, Session]:
+    """`testing.apply_pass`, which does not check again what it checked for an earlier row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "Session", partial(Session, checks=CHECKS.setdefault(type(step), {})))
+        return testing.apply_pass(step, model)
 
 
 def check(step: Pass, case: Case, request: pytest.FixtureRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +26,15 @@ def one_input(body: Any, shape: tuple[Any, ...] = (2, 3), dtype: Any = types.fp3
     specs = [mb.TensorSpec(shape, dtype=dtype)]
     made: Program = mb.program(input_specs=specs, opset_version=IOS17)(lambda x: body(x))
     return made
+
+
+def small_rewrite(
+    name: str, pattern: Callable[[Ops], OpPattern], rewrite: Callable[[Builder, Match], Any], **own: Any
+) -> type[Rewrite]:
+    """A pass without options, of its pattern and what replaces a match; `own` are attributes of the class."""
+    methods = {"pattern": lambda self, op: pattern(op), "rewrite": lambda self, mb, m: rewrite(mb, m)}
+    made = type("".join(map(str.capitalize, name.split("_"))), (Rewrite,), {"name": name, **methods, **own})
+    return dataclass(frozen=True)(made)
 
 
 @dataclass(frozen=True)

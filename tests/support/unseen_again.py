@@ -6,21 +6,13 @@ widths, positions by distance, blocks in parallel, caps, clips and mixtures are 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 72,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 136,
-    "vocab_size": 307,
-    "max_position_embeddings": 300,
-    "initializer_range": 0.12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+import unseen_families
+from unseen_families import ALL_HEADS, Row, row_of
+
+SIZES = unseen_families.SIZES | {"hidden_size": 72, "intermediate_size": 136}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
 LATENT: dict[str, Any] = {
     "q_lora_rank": 20,
@@ -33,14 +25,9 @@ ALTERNATING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attent
 CONVOLVED: dict[str, Any] = {"layer_types": ["conv", "full_attention"]}
 SPARSE: dict[str, Any] = {"mlp_layer_types": ["dense", "sparse"]}
 SMALL_TABLES: dict[str, Any] = {"vocab_size_per_layer_input": 307, "hidden_size_per_layer_input": 12}
-ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
 ROUTED: dict[str, Any] = EXPERTS | LATENT | SPARSE
 
-Row = tuple[str, dict[str, Any]]
-
-
-def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES, **more})
+_row = partial(row_of, SIZES)
 
 
 CONFIGURATIONS: dict[str, Row] = {

@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import unseen_again
 import unseen_families
 import unseen_options
 import unseen_published
+from unseen_families import ALL_HEADS, EXPERTS, SIZES, Row, row_of
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
@@ -48,19 +50,6 @@ MOVES = 400
 """How often transformers is asked at most; the rarest choice that was seen came in about 1 of 50."""
 ROUNDING = 0.01
 """Of the range of logits: what differs by more is no rounding of one token."""
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 120,
-    "vocab_size": 307,
-    "max_position_embeddings": 300,
-    "initializer_range": 0.12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 OLDER: dict[str, Any] = {
     "vocab_size": 307,
     "n_positions": 300,
@@ -69,7 +58,6 @@ OLDER: dict[str, Any] = {
     "n_head": 5,
     "initializer_range": 0.12,
 }
-EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 ROUTED: dict[str, Any] = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
 LATENT: dict[str, Any] = {
     "q_lora_rank": 24,
@@ -78,7 +66,6 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
-ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -88,11 +75,7 @@ YARN: dict[str, Any] = {
 LLAMA_3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
-Row = tuple[str, dict[str, Any]]
-
-
-def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES, **more})
+_row = partial(row_of, SIZES)
 
 
 CONFIGURATIONS: dict[str, Row] = {

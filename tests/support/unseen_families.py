@@ -7,6 +7,7 @@ cache could be added to.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 SIZES: dict[str, Any] = {
@@ -52,8 +53,12 @@ DECODER: dict[str, Any] = {"is_decoder": True}
 Row = tuple[str, dict[str, Any]]
 
 
-def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES} | more)
+def row_of(sizes: dict[str, Any], name: str, config: str = "", **more: Any) -> Row:
+    """The class of a configuration, and its options with the name of the model."""
+    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **sizes} | more)
+
+
+_row = partial(row_of, SIZES)
 
 
 CONFIGURATIONS: dict[str, Row] = {

@@ -7,20 +7,18 @@ positions, and biases.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-SIZES: dict[str, Any] = {
+import unseen_families
+from unseen_families import Row, row_of
+
+SIZES = unseen_families.SIZES | {
     "num_hidden_layers": 3,
     "hidden_size": 80,
-    "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "intermediate_size": 104,
     "vocab_size": 311,
-    "max_position_embeddings": 300,
-    "initializer_range": 0.12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 MIXED: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -40,11 +38,7 @@ LLAMA_3: dict[str, Any] = {
     "original_max_position_embeddings": 90,
 }
 
-Row = tuple[str, dict[str, Any]]
-
-
-def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES} | more)
+_row = partial(row_of, SIZES)
 
 
 CONFIGURATIONS: dict[str, Row] = {

@@ -8,43 +8,17 @@ rotary positions, two sets of frequencies, blocks in parallel, experts, and late
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 112,
-    "vocab_size": 307,
-    "max_position_embeddings": 300,
-    "initializer_range": 0.12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
+import unseen_families
+from unseen_families import ALL_HEADS, DECODER, EXPERTS, LATENT, Row, row_of
+
+SIZES = unseen_families.SIZES | {"intermediate_size": 112}
 ONE_HEAD: dict[str, Any] = {"num_key_value_heads": 1}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
-EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
-LATENT: dict[str, Any] = ALL_HEADS | {
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-}
 HYBRID: dict[str, Any] = {"mamba_d_state": 8, "mamba_expand": 2}
-ENCODED: dict[str, Any] = {
-    "d_model": 64,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 112,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-}
-DECODER: dict[str, Any] = {"is_decoder": True}
+ENCODED = unseen_families.ENCODED | {"decoder_ffn_dim": 112}
 OLDER: dict[str, Any] = {
     "vocab_size": 307,
     "n_positions": 300,
@@ -63,11 +37,7 @@ SHORT_AND_LONG: dict[str, Any] = {
     "long_factor": [2.0 + 0.2 * i for i in range(8)],
 }
 
-Row = tuple[str, dict[str, Any]]
-
-
-def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES} | more)
+_row = partial(row_of, SIZES)
 
 
 def rotary(part: float = 1.0, **more: Any) -> dict[str, Any]:

@@ -347,24 +347,7 @@ def _angle(y: Var, x: Var) -> Var:
     return mb.select(cond=below, a=mb.mul(x=angle, y=one(-1)), b=angle)
 
 
-def register() -> None:
-    """Let coremltools read complex literals, and lower complex ops in their module. It may be called again."""
-    from coremltools.converters.mil.frontend.torch import internal_graph
-    from coremltools.converters.mil.mil.passes.defs import lower_complex_dialect_ops as lowering
-
-    if lowering._lower_complex_dialect_ops_in_block.__module__ != __name__:
-        lowering._lower_complex_dialect_ops_in_block = _keeping_modules(
-            lowering._lower_complex_dialect_ops_in_block
-        )
-
-    node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
-    if graph.from_exir.__module__ != __name__:
-        node.from_torchscript_node = classmethod(_trace_with_literals(node.from_torchscript_node))
-        node.from_exir_node = classmethod(_export_with_literals(node.from_exir_node))
-        graph.from_exir = staticmethod(_with_literals(graph.from_exir))
-
-
-def _keeping_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
+def keeping_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap the lowering of complex ops: it forgets the module of some ops, and coremltools refuses those."""
 
     def lower(function: Any) -> None:
@@ -384,7 +367,7 @@ def _literal_node(kind: Any, name: str, value: complex, **more: Any) -> Any:
     return kind("constant", [], [name], attr={"value": np.asarray(value, np.complex64)}, **more)
 
 
-def _trace_with_literals(host: Any) -> Any:
+def with_literals_in_trace(host: Any) -> Any:
     """Wrap the reader of a trace's nodes, in which a literal is a node of its own."""
 
     def from_torchscript_node(kind: Any, node: Any, parent: Any) -> Any:
@@ -397,7 +380,7 @@ def _trace_with_literals(host: Any) -> Any:
     return from_torchscript_node
 
 
-def _export_with_literals(host: Any) -> Any:
+def with_literals_in_export(host: Any) -> Any:
     """Wrap the reader of torch.export's nodes, in which a literal is an argument: it gets a name."""
 
     def from_exir_node(kind: Any, node: Any) -> Any:
@@ -463,13 +446,13 @@ def _compute_both_branches(module: Any) -> None:
             graph.erase_node(unread)
 
 
-def _with_literals(host: Any) -> Any:
+def with_literals(host: Any) -> Any:
     """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers.
 
     Conditions are replaced before it is read.
     """
 
-    def from_exir(exir: Any, *positional: Any, **named: Any) -> Any:
+    def from_exir(kind: Any, exir: Any, *positional: Any, **named: Any) -> Any:
         graph = host(_without_conditions(exir), *positional, **named)
         graph.nodes = [each for node in graph.nodes for each in (*node.attr.get("literals", ()), node)]
         return graph

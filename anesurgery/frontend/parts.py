@@ -1,7 +1,7 @@
 """Convert operations on parts of tensors: overlapping windows, and writes at positions in a tensor or mask.
 
 Which elements `as_strided` reads depends on the layout of x in memory. torch's graphs state the strides, but
-coremltools drops them: `register` has each such node keep the strides of its operand.
+coremltools drops them: each such node is made to keep the strides of its operand.
 """
 
 from __future__ import annotations
@@ -167,22 +167,19 @@ def _each(values: Any) -> Any:
     return values if isinstance(values, (list, tuple)) else known_value(values)
 
 
-def register() -> None:
-    """Let `as_strided` nodes keep the strides of their operand; a second call changes nothing."""
-    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
-
-    if hasattr(InternalTorchIRNode, STRIDES):
-        return
-    setattr(InternalTorchIRNode, STRIDES, True)  # others wrap these methods too, so their module tells nothing
-    readers = {"from_torchscript_node": _strides_in_trace, "from_exir_node": _strides_in_export}
-    for name, strides in readers.items():
-        host = getattr(InternalTorchIRNode, name).__func__
-        setattr(InternalTorchIRNode, name, classmethod(_keeping_strides(host, strides)))
+def with_strides_in_trace(host: Any) -> Any:
+    """Wrap the reader of a trace's nodes: `as_strided` keeps the strides of its operand, None if unknown."""
+    return _keeping_strides(host, lambda node: next(iter(node.inputs())).type().strides())
 
 
-def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) -> Callable[..., Any]:
-    def make(cls: Any, node: Any, *args: Any, **options: Any) -> Any:
-        node_made = host(cls, node, *args, **options)
+def with_strides_in_export(host: Any) -> Any:
+    """Wrap the reader of torch.export's nodes likewise: None where the operand begins inside its memory."""
+    return _keeping_strides(host, _strides_in_export)
+
+
+def _keeping_strides(host: Any, strides: Callable[[Any], Any]) -> Any:
+    def make(kind: Any, node: Any, *args: Any, **options: Any) -> Any:
+        node_made = host(node, *args, **options)
         if node_made.kind in ("as_strided", "as_strided_copy"):
             node_made.meta = dict(node_made.meta or {}) | {STRIDES: strides(node)}
         return node_made
@@ -190,13 +187,7 @@ def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) ->
     return make
 
 
-def _strides_in_trace(node: Any) -> Any:
-    """Return the strides of a traced node's operand; None where they are unknown."""
-    return next(iter(node.inputs())).type().strides()
-
-
 def _strides_in_export(node: Any) -> Any:
-    """Return the strides of an exported node's operand; None where it begins inside its memory."""
     value = node.args[0].meta["val"]
     return None if value.storage_offset() else value.stride()
 

@@ -35,19 +35,10 @@ COPIES = ("copy_", "fill_")
 FRESH = ("empty", *CUTTING)
 """Operations whose results coremltools itself lets a copy fill, also downstream of a cast."""
 
-GraphPass = Callable[[Any], None]
 
+def with_scattered_views(host: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the pass that fuses assignments: writes into views are replaced before it."""
 
-def write_through_views() -> None:
-    """Replace writes into views before coremltools fuses assignments; a second call changes nothing."""
-    from coremltools.converters.mil.frontend.torch import converter
-
-    host = converter.generate_tensor_assignment_ops
-    if host.__module__ != __name__:
-        converter.generate_tensor_assignment_ops = _after_scatters(host)
-
-
-def _after_scatters(host: GraphPass) -> GraphPass:
     def generate_tensor_assignment_ops(graph: Any) -> None:
         scatter_views(graph)
         host(graph)

@@ -17,6 +17,8 @@ from anesurgery.mil import Var, mb, types
 
 Convert = Callable[[Any, Any], None]
 """A converter: (context, node) -> None. `context` holds the values converted so far, by torch's names."""
+Wrap = Callable[[Convert], Convert]
+"""A function that takes coremltools' own converter, and returns a better one."""
 
 
 def wrapper(convert: Callable[[Convert, Any, Any], None]) -> Callable[[Convert], Convert]:

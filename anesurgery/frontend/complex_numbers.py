@@ -19,8 +19,18 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    inputs_of,
+    keyword,
+    known_value,
+    promoted,
+    wrapper,
+)
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.ops import names
 
 
 def polar(context: Any, node: Any) -> None:
@@ -126,7 +136,7 @@ ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
 }
 
 
-def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
+def with_complex_arithmetic(kind: str) -> Wrap:
     """Wrap the converter of a sum, difference, product or quotient, to take complex numbers."""
 
     @wrapper
@@ -284,7 +294,7 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
     context.add(_as_complex(parts), torch_name=node.name)
 
 
-def with_complex_comparison(*, same: bool) -> Callable[[Convert], Convert]:
+def with_complex_comparison(*, same: bool) -> Wrap:
     """Return a wrapper for the converter of `==` or `!=`, to compare both parts of complex numbers."""
 
     @wrapper
@@ -608,3 +618,49 @@ def _overlapped(squares: Array, hop: int, frames: int) -> Array:
     for frame in range(frames):
         total[frame * hop : frame * hop + len(squares)] += squares
     return total
+
+
+CONVERSIONS: dict[str, Convert] = {
+    "polar": polar,
+    "view_as_complex": view_as_complex,
+    "istft": istft,
+    "angle": angle,
+    **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
+    **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
+}
+MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
+SUMS = ("sum", "mean", "sum.dim_intlist", "mean.dim")
+PARTWISE = names(
+    "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
+    "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
+    "tril triu cumsum zeros_like diagonal stack"
+)
+"""Operations, with `MOVING` and `SUMS`, that treat the real and the imaginary part alike."""
+CONVOLUTIONS = (
+    "_convolution",
+    "convolution",
+    *(f"conv{n}d{how}" for n in (1, 2, 3) for how in ("", ".padding")),
+)
+UPDATES = (
+    *(f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
+    *("full_like", "fill", "copy", "expand_as", "slice_scatter", "select_scatter"),
+)
+WRAPPERS: dict[str, Wrap] = {
+    **{kind: with_complex_arithmetic(kind) for kind in ARITHMETIC},
+    **{kind: with_complex_comparison(same=kind == "eq") for kind in ("eq", "ne")},
+    **dict.fromkeys(("matmul", "bmm", "mm", "linear", *CONVOLUTIONS), with_complex_products),
+    **dict.fromkeys(("where", "where.self", "where.scalarself", "masked_fill"), with_complex_choice),
+    **dict.fromkeys((*MOVING, *SUMS, *PARTWISE), with_complex_parts),
+    **dict.fromkeys(UPDATES, with_complex_update),
+    **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
+    **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
+    "atan2": lambda _: atan2,
+    "pow": with_complex_power,
+    "square": squared,
+    "reciprocal": inverse,
+    "tanh": tangent,
+    "exp": exponential,
+    "log": logarithm,
+    "sqrt": root,
+}
+"""Operation -> what lets its converter take complex numbers."""

@@ -9,13 +9,16 @@ mixtures of experts, resampling and scatters have files of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from anesurgery.frontend import complex_numbers, elementary, experts, incomplete, parts, written_views
 from anesurgery.frontend.arguments import (
     Convert,
+    Wrap,
     add_results,
     argument,
     dtype_of,
@@ -26,69 +29,11 @@ from anesurgery.frontend.arguments import (
     promoted,
     wrapper,
 )
-from anesurgery.frontend.complex_numbers import (
-    COMPLEX_CODES,
-    TRANSFORMS,
-    angle,
-    atan2,
-    conjugate,
-    exponential,
-    inverse,
-    is_complex,
-    istft,
-    logarithm,
-    polar,
-    refusing_complex_fill,
-    resolved,
-    root,
-    squared,
-    tangent,
-    view_as_complex,
-    with_complex_arithmetic,
-    with_complex_cast,
-    with_complex_choice,
-    with_complex_comparison,
-    with_complex_parts,
-    with_complex_power,
-    with_complex_product_of_all,
-    with_complex_products,
-    with_complex_update,
-)
-from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
-from anesurgery.frontend.elementary import (
-    PRIMITIVES,
-    SHORTENED,
-    convert_round,
-    gelu,
-    hardtanh,
-    rms_norm,
-    variance,
-    with_all_arguments,
-    with_factor,
-    with_integer_rounding,
-    with_integers_kept,
-    with_named_string,
-    with_threshold,
-)
-from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
-from anesurgery.frontend.experts import bincount, grouped_product, histogram
-from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import (
-    max_unpool,
-    with_one_dtype,
-    with_places,
-    with_points,
-    with_scalars,
-    with_vectors,
-)
+from anesurgery.frontend.complex_numbers import COMPLEX_CODES, MOVING, SUMS, conjugate, is_complex, resolved
 from anesurgery.frontend.length_choices import refusing_length_choices
-from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
-from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
-from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
+from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.frontend.resampling import resampling, resized, scales_of
-from anesurgery.frontend.written_views import narrow_scatter, with_written_dtype, written_as
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
-from anesurgery.ops import names
 
 # -- triangles of matrices, and triangular systems, which gated linear attention solves -------------------
 
@@ -315,7 +260,7 @@ def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
     return (one // 2 == other // 2) & (one > other)
 
 
-def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
+def with_selected_triangle(*, upper: bool) -> Wrap:
     """Return a wrapper for the converter of `torch.triu(x, diagonal=0)` or `torch.tril`.
 
     coremltools subtracts the other triangle from x, which gives NaN where x is infinite, as masks are. Here the
@@ -813,7 +758,7 @@ def _steps_and(lengths: Var, x: Var) -> dict[str, Any]:
     return {"x": np.arange(x.shape[1], dtype=np.int32)[None], "y": mb.expand_dims(x=lengths, axes=[1])}
 
 
-def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
+def with_packed_rows(kind: str) -> Wrap:
     """Return a wrapper for the converter of a recurrent layer, which then ends packed rows where they end.
 
     coremltools converts an LSTM as if all rows had the full length, and refuses the other kinds.
@@ -1023,7 +968,7 @@ def _dtype(code: Any, default: str) -> str:
     return default if code is None else NUM_TO_DTYPE_STRING[int(known_value(code))]
 
 
-def _with_dtype(value: float) -> Callable[[Convert], Convert]:
+def _with_dtype(value: float) -> Wrap:
     """Return a wrapper for `torch.zeros(size, dtype=...)`, to take the dtype by name and an empty size."""
 
     @wrapper
@@ -1199,16 +1144,6 @@ def _with_sizes(host: Convert, context: Any, node: Any) -> None:
     context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
 
 
-def _with_batch_and_places(rank: int) -> Callable[[Convert], Convert]:
-    """Return a wrapper for the converter of maxima and their places, with or without a batch."""
-    return lambda host: with_places(with_batch(rank)(host))
-
-
-def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
-    """Return a wrapper for the converter of a mean of windows, with or without a batch."""
-    return lambda host: with_batch(rank)(with_counted_windows(host))
-
-
 def alias(context: Any, node: Any) -> None:
     """Convert `alias`: the value under another name."""
     x = inputs_of(context, node)[0]
@@ -1371,7 +1306,7 @@ def adjoint(context: Any, node: Any) -> None:
     """Convert `x.mH`: exchange the last two axes, and take the conjugate."""
     (conjugate if is_complex(inputs_of(context, node)[0]) else resolved)(context, node)
     context.push(([node.inputs[0]], [context[node.name]]))
-    with_complex_parts(matrix_transpose)(context, node)
+    complex_numbers.with_complex_parts(matrix_transpose)(context, node)
     turned = context[node.name]
     context.pop()
     context.add(turned, node.name, override=True)
@@ -1453,7 +1388,7 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.squeeze(x=result, axes=more, name=node.name))
 
 
-def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
+def with_given_scales(resample: str, first: int, axes: int) -> Wrap:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
     torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. It also
@@ -1476,7 +1411,7 @@ def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert
     return wrap
 
 
-def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
+def _with_whole_axis(reduce: str) -> Wrap:
     """Return a wrapper for an adaptive pooling of one axis to length 1, of which the host needs the length."""
 
     @wrapper
@@ -1490,7 +1425,7 @@ def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
     return wrap
 
 
-def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
+def _with_integer_indices(place: int) -> Wrap:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
     @wrapper
@@ -1529,7 +1464,7 @@ SAMPLED_BY_SCALE = {
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
     "new_ones": _fill(1.0, like=True),
-    "where.scalarother": with_complex_choice(where),
+    "where.scalarother": complex_numbers.with_complex_choice(where),
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _bitwise("and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _bitwise("or")),
@@ -1541,31 +1476,17 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("upsample_trilinear3d", "upsample_trilinear3d.vec"), resampling("upsample_bilinear2d", 3)),
     **dict.fromkeys(("upsample_nearest3d", "upsample_nearest3d.vec"), resampling("upsample_nearest2d", 3)),
     "pythonop": python_op,
-    "mt": with_complex_parts(matrix_transpose),
+    "mt": complex_numbers.with_complex_parts(matrix_transpose),
     **dict.fromkeys(("mh", "matrix_h", "adjoint"), adjoint),
     "bilinear": bilinear,
     "fill_diagonal": fill_diagonal,
-    "histc": histogram,
-    "bincount": bincount,
-    **dict.fromkeys(
-        ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
-        grouped_product,
-    ),
     "lerp": lerp,
     "bucketize": bucketize,
-    "polar": polar,
-    "round.decimals": convert_round,
-    "view_as_complex": view_as_complex,
-    "istft": istft,
-    "narrow_scatter": narrow_scatter,
-    "written_as": written_as,
-    "max_unpool2d": max_unpool,
-    "angle": angle,
-    **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
-    **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
+    "narrow_scatter": written_views.narrow_scatter,
+    "written_as": written_views.written_as,
+    "max_unpool2d": incomplete.max_unpool,
     "addcmul": _add_scaled("mul"),
     "addcdiv": _add_scaled("real_div"),
-    "unfold": unfold,
     **dict.fromkeys(("bernoulli", "bernoulli.p"), bernoulli),
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
@@ -1573,7 +1494,6 @@ CONVERSIONS: dict[str, Convert] = {
     "to_padded_tensor": padded_rows,
     "sym_ite": sym_ite,
     "sym_not": sym_not,
-    "as_strided": as_strided,
     **{f"{kind}.input": exported_recurrent(kind) for kind in OUTPUTS},
     "linalg_solve_triangular": solve_triangular,
     "linalg_solve": linalg_solve,
@@ -1585,9 +1505,11 @@ CONVERSIONS: dict[str, Convert] = {
     "prims::broadcast_in_dim": broadcast_in_dim,
     "cov": covariance,
     "corrcoef": covariance,
-    **SCATTERING,
-    **ELEMENTARY,
-    **dict.fromkeys(("prod", "prod.dim_int"), with_complex_product_of_all(ELEMENTARY["prod"])),
+    **parts.CONVERSIONS,
+    **complex_numbers.CONVERSIONS,
+    **experts.CONVERSIONS,
+    **elementary.CONVERSIONS,
+    **dict.fromkeys(("prod", "prod.dim_int"), complex_numbers.with_complex_product_of_all(elementary.product)),
 }
 """Torch operation, as the front end names it -> converter; coremltools' own converter is kept if it has one."""
 
@@ -1618,23 +1540,10 @@ ALIASES = {
     **{f"{name}.stable": name for name in ("sort", "argsort")},
     "special_softmax": "softmax",
     "special_log_softmax": "log_softmax",
-    **TRANSFORMS,
-    **PRIMITIVES,
+    **complex_numbers.TRANSFORMS,
+    **elementary.PRIMITIVES,
 }
 """Other name of an operation in torch -> its name in coremltools."""
-
-MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
-"""Operations that treat the real and the imaginary part alike."""
-PARTWISE = names(
-    "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
-    "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
-    "tril triu cumsum zeros_like diagonal"
-)
-"""More of them, some with wrappers of their own."""
-
-
-def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
-    return lambda host: with_points(with_complex_arithmetic(kind)(with_factor(position)(host)))
 
 
 @wrapper
@@ -1660,130 +1569,90 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
 
 
-CONVOLUTIONS = (
-    "_convolution",
-    "convolution",
-    *(f"conv{n}d{how}" for n in (1, 2, 3) for how in ("", ".padding")),
-)
-
-
-def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
-    own = INCOMPLETE.get(kind)
-    return lambda host: with_complex_products(host if own is None else own(host))
-
-
-def _with_any_padding(host: Convert) -> Convert:
-    return _with_dynamic_amounts(with_circular_padding(_with_crops(host)))
-
-
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+OWN: dict[str, Wrap] = {
     "linalg_inv": with_small_inverses,
     **dict.fromkeys(("linalg_matrix_norm", "linalg_norm", "linalg_norm.ord_str"), with_matrix_norms),
+    **TRIANGULAR,
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,
     **dict.fromkeys(("and", "bitwise_and"), lambda _: _bitwise("and")),
     "searchsorted": lambda _: searchsorted,
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("outer", "clamp_min", "clamp_max"), _with_promotion),
-    **dict.fromkeys(("bmm", "mm"), lambda host: with_complex_products(_with_promotion(host))),
-    "matmul": lambda host: with_complex_products(with_vectors(_with_promotion(host))),
-    "pow": with_complex_power,
-    **dict.fromkeys(
-        (f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
-        with_complex_update,
-    ),
-    "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
+    **dict.fromkeys(("outer", "clamp_min", "clamp_max", "bmm", "mm", "matmul"), _with_promotion),
     **dict.fromkeys(("leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
-    "masked_fill": lambda host: with_complex_choice(_with_wide_masks(host)),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _with_any_padding),
+    "masked_fill": _with_wide_masks,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
     "remainder": with_remainder_by_one,
-    "atan2": lambda _: atan2,
     "logcumsumexp": lambda _: logcumsumexp,
     "zeros": _with_dtype(0.0),
     "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
-    "new_full": lambda _: refusing_complex_fill(_filled),
-    **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
-    "copy": lambda host: with_written_dtype(with_complex_update(host)),
-    **dict.fromkeys(("expand_as", "slice_scatter", "select_scatter"), with_complex_update),
-    "full": refusing_complex_fill,
+    **dict.fromkeys(("new_full", "full_like", "fill"), lambda _: _filled),
     **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
-    **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
-    **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),
-    **dict.fromkeys(
-        ("sum", "mean", "sum.dim_intlist", "mean.dim"),
-        lambda host: with_points(with_complex_parts(_with_dtype_of_sum(host))),
-    ),
-    "stack": lambda host: with_complex_parts(with_one_dtype(host)),
-    "square": squared,
+    **dict.fromkeys(SUMS, _with_dtype_of_sum),
     "flip": with_copied_flip,
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), with_repeats
     ),
-    "gelu": lambda _: with_named_string("approximate", 1)(gelu),
-    "div": lambda host: with_complex_arithmetic("div")(
-        with_named_string("rounding_mode", 2)(with_integer_rounding(host))
-    ),
-    "reciprocal": lambda _: inverse(reciprocal),
-    **{kind: _sum_with_factor(kind, 1) for kind in ("add", "sub")},
-    "rsub": _sum_with_factor("rsub", 0),
-    **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
-    **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
-    "rms_norm": lambda _: rms_norm,
-    "linear": lambda host: with_complex_products(with_vector_weight(host)),
-    "lstm": lambda host: with_packed_rows("lstm")(with_joined_states(host)),
-    **{kind: with_packed_rows(kind) for kind in ("gru", "rnn_tanh", "rnn_relu")},
+    "reciprocal": lambda _: reciprocal,
+    "linear": with_vector_weight,
+    "lstm": with_joined_states,
     "_pack_padded_sequence": lambda _: packed_rows,
     "_pad_packed_sequence": lambda _: padded_again,
     "col2im": with_overlapping_fold,
-    **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": with_counted_windows for n in (1, 2, 3)},
+    **{f"max_pool{n}d{places}": with_batch(n + 2) for n in (1, 2, 3) for places in ("", "_with_indices")},
     "adaptive_avg_pool1d": _with_whole_axis("reduce_mean"),
     "adaptive_max_pool1d": _with_whole_axis("reduce_max"),
-    "round": lambda _: with_integers_kept(convert_round),
-    "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,
     **{
         f"upsample_{kind}{form}": with_given_scales(*how)
         for kind, how in SAMPLED_BY_SCALE.items()
         for form in ("", ".vec")
     },
-    "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
+    "where.scalarself": lambda _: where,  # the host's own takes no number of another dtype
+}
+AROUND: dict[str, Wrap] = {
     **dict.fromkeys(
-        ("where", "where.self"), lambda host: refusing_length_choices(with_complex_choice(with_scalars(host)))
+        ("pad", "constant_pad_nd"), lambda host: _with_dynamic_amounts(with_circular_padding(host))
     ),
-    "where.scalarself": lambda _: with_complex_choice(where),  # the host's own takes no number of another dtype
-    **ELEMENTARY_WRAPPERS,
-    **INCOMPLETE,
-    **SCATTERING_WRAPPERS,
-    **TRIANGULAR,
-    **{kind: with_complex_comparison(same=kind == "eq") for kind in ("eq", "ne")},
-    "tanh": lambda host: tangent(ELEMENTARY_WRAPPERS["tanh"](host)),
-    "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
-    "log": lambda host: logarithm(ELEMENTARY_WRAPPERS["log"](host)),
-    "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),
-    **{kind: _with_complex_convolution(kind) for kind in CONVOLUTIONS},
-    **dict.fromkeys(SHORTENED, with_all_arguments),
+    **{f"avg_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
+    **{kind: with_packed_rows(kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}
+OUTERMOST: dict[str, Wrap] = {
+    **dict.fromkeys((*MOVING, *SUMS, "add", "sub", "rsub", "mul"), incomplete.with_points),
+    "copy": written_views.with_written_dtype,
+    **dict.fromkeys(("where", "where.self"), refusing_length_choices),
+}
+LAYERS = (
+    OWN,
+    AROUND,
+    elementary.WRAPPERS,
+    incomplete.WRAPPERS,
+    parts.WRAPPERS,
+    complex_numbers.WRAPPERS,
+    OUTERMOST,
+)
+
+
+def _joined_wrappers(wrappers: Sequence[Wrap]) -> Wrap:
+    """Return several wrappers as one, the first of them innermost."""
+    return lambda host: reduce(lambda convert, wrap: wrap(convert), wrappers, host)
+
+
+WRAPPERS: dict[str, Wrap] = {
+    kind: _joined_wrappers([layer[kind] for layer in LAYERS if kind in layer])
+    for kind in dict.fromkeys(kind for layer in LAYERS for kind in layer)
 }
 """Operation that coremltools converts in part -> a function of its converter that returns ours.
 
-Of wrappers around wrappers, the outermost looks at a node first.
+Each layer wraps what the layers before it give; the outermost looks at a node first.
 """
-
-
-def _partwise(kind: str) -> Callable[[Convert], Convert]:
-    """Return the wrapper of an operation that treats both parts of complex numbers alike, around its own."""
-    own = WRAPPERS.get(kind)
-    return lambda host: with_complex_parts(host if own is None else own(host))
-
-
-WRAPPERS |= {kind: _partwise(kind) for kind in PARTWISE}

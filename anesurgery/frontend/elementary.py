@@ -6,7 +6,6 @@ a sum, without an error. A function `with_...` wraps the host's own converter; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from anesurgery.frontend.arguments import (
     Convert,
+    Wrap,
     add_results,
     argument,
     dtype_of,
@@ -549,11 +549,11 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
 
 CONVERSIONS: dict[str, Convert] = {
     "trunc": with_integers_kept(truncated),
+    "round.decimals": convert_round,
     "fmod": fmod,
     "erfc": erfc,
     "signbit": signbit,
     **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), erfinv),
-    **dict.fromkeys(("prod", "prod.dim_int"), product),
     "prims::var": variance(root=False),
     "prims::sum": prims_sum,
     "prims::hypot": hypot,
@@ -584,7 +584,7 @@ FLOATS_ONLY = (
     *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid", "isnan"),
 )
 """Functions that torch also computes for integers, and MIL only for floats."""
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     "cumsum": with_front_axis,
     "nan_to_num": lambda _: nan_to_num,
     "floor_divide": with_integer_floor_divide,
@@ -595,4 +595,15 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("argsort", "sort"), without_stable),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
     **dict.fromkeys(("ceil", "floor"), with_integers_kept),
+    "round": lambda _: with_integers_kept(convert_round),
+    "gelu": lambda _: with_named_string("approximate", 1)(gelu),
+    "hardtanh": lambda _: hardtanh,
+    "rms_norm": lambda _: rms_norm,
+    "softplus": with_threshold,
+    "div": lambda host: with_named_string("rounding_mode", 2)(with_integer_rounding(host)),
+    **dict.fromkeys(("add", "sub"), with_factor(1)),
+    "rsub": with_factor(0),
+    **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
+    **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
+    **dict.fromkeys(SHORTENED, with_all_arguments),
 }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend.arguments import argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
 from anesurgery.mil import Var, is_symbolic, mb, types
 
 
@@ -66,6 +66,16 @@ def grouped_product(context: Any, node: Any) -> None:
     zero = types.nptype_from_builtin(x.dtype)(0)
     chosen = mb.select(cond=mb.expand_dims(x=is_of_group, axes=[2]), a=products, b=zero)
     context.add(mb.reduce_sum(x=chosen, axes=[0], name=node.name))
+
+
+CONVERSIONS: dict[str, Convert] = {
+    "histc": histogram,
+    "bincount": bincount,
+    **dict.fromkeys(
+        ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
+        grouped_product,
+    ),
+}
 
 
 def register_experts() -> None:

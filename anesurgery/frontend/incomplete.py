@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    dtype_of,
+    inputs_of,
+    known_value,
+    promoted,
+    wrapper,
+)
 from anesurgery.frontend.complex_numbers import bilinear, is_complex
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.frontend.resampling import sample_volume
@@ -418,9 +427,13 @@ def _grid(context: Any, grid: str, corners: bool) -> Var:
     return mb.reshape(x=made, shape=[-1, *sizes, len(sizes)])
 
 
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
     "topk": with_any_order,
+    "matmul": with_vectors,
+    "stack": with_one_dtype,
+    **dict.fromkeys(("where", "where.self"), with_scalars),
+    **{f"max_pool{n}d_with_indices": with_places for n in (1, 2, 3)},
     "pixel_unshuffle": with_patches_as_channels,
     "rand": with_shape_alone,
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    dtype_of,
+    inputs_of,
+    known_value,
+    promoted,
+    wrapper,
+)
 from anesurgery.frontend.resampling import FIXED
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
@@ -459,10 +468,12 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
     **dict.fromkeys(("embedding_bag", "embedding_bag.padding_idx"), embedding_bag),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),
+    "unfold": unfold,
+    "as_strided": as_strided,
     "masked_scatter": masked_scatter,
     "masked_select": masked_select,
 }
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     "index_put": with_index_put,
     **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), with_scatter),
 }

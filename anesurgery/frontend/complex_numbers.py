@@ -217,8 +217,7 @@ def _size(a: Var, b: Var) -> Var:
     """
     largest = mb.maximum(x=mb.maximum(x=mb.abs(x=a), y=mb.abs(x=b)), y=np_dtype(a).type(fp16.NORMAL))
     a, b = (mb.square(x=mb.real_div(x=v, y=largest)) for v in (a, b))
-    size: Var = mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
-    return size
+    return mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
 
 
 @wrapper

@@ -140,8 +140,7 @@ def _inverse(x: Var, refused: str, name: str) -> Var:
     """Return the inverses of computed matrices of 2 to 4 rows: their cofactors over their determinant."""
     shares, largest = _shares_of_largest(x)
     cofactors, determinants = _expanded(shares, refused)
-    inverses: Var = mb.real_div(x=_turned(cofactors), y=mb.mul(x=determinants, y=largest), name=name)
-    return inverses
+    return mb.real_div(x=_turned(cofactors), y=mb.mul(x=determinants, y=largest), name=name)
 
 
 def _shares_of_largest(x: Var) -> tuple[Var, Var]:
@@ -190,8 +189,7 @@ def determinant(*, logarithm: bool) -> Convert:
 
 def _turned(x: Var) -> Var:
     """Return matrices transposed."""
-    turned: Var = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
-    return turned
+    return mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
 
 def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
@@ -206,8 +204,7 @@ def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
     def moved(rows: int, columns: int) -> Var:
         places = ((np.arange(n) + first) % n for first in (rows, columns))
         by_row, by_column = (p.astype(np.int32) for p in places)
-        chosen: Var = mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
-        return chosen
+        return mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
 
     def minors(row: int, columns: tuple[int, ...]) -> Var:
         whole = moved(row, columns[0])
@@ -330,8 +327,7 @@ def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
         x = slice_of_axis(x, axis, max(-before, 0), min(after, 0) or None)
     parts = [slice_of_axis(x, axis, -before, None)] if before > 0 else []
     parts += [x, slice_of_axis(x, axis, 0, after)] if after > 0 else [x]
-    joined: Var = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
-    return joined
+    return mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
 
 
 @wrapper
@@ -405,8 +401,7 @@ def _log_of_sum(x: Var, y: Var) -> Var:
     most, least = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     none = np_dtype(x).type(0)
     share: Var = mb.exp(x=mb.select(cond=mb.equal(x=x, y=y), a=none, b=mb.sub(x=least, y=most)))
-    total: Var = mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
-    return total
+    return mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
 
 
 # -- encoder layers and attention of torch.nn, which a trace without gradients records as one operation ----
@@ -603,8 +598,7 @@ def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
     ends = mb.cumsum(x=mb.cast(x=counts, dtype="int32"), axis=0)
     before = mb.less_equal(x=ends, y=np.arange(int(length), dtype=np.int32)[:, None])
     places = mb.reduce_sum(x=mb.cast(x=before, dtype="int32"), axes=[1], keep_dims=False)
-    repeated: Var = mb.gather(x=x, indices=places, axis=int(axis))
-    return repeated
+    return mb.gather(x=x, indices=places, axis=int(axis))
 
 
 def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
@@ -716,8 +710,7 @@ def _joined(x: Var) -> Var:
     if op is None:
         return x
     axis = int(op.axis.val)
-    joined: Var = mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
-    return joined
+    return mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
 
 
 # -- recurrent layers of rows of several lengths, as `pack_padded_sequence` makes them ---------------------
@@ -793,8 +786,7 @@ def with_packed_rows(kind: str) -> Wrap:
 def _flags(chosen: Var, x: Var, number: float) -> Var:
     """Return a number at the chosen steps, and 0 at the others, (batch, length, 1)."""
     flags = mb.mul(x=mb.cast(x=chosen, dtype=dtype_of(x)), y=np_dtype(x).type(number))
-    expanded: Var = mb.expand_dims(x=flags, axes=[2])
-    return expanded
+    return mb.expand_dims(x=flags, axes=[2])
 
 
 def _holding(kind: str, weights: list[Var], each: int) -> list[Var]:
@@ -830,8 +822,7 @@ def _at_ends(x: Var, states: Var, last: Var) -> Var:
     forwards = mb.expand_dims(x=forwards, axes=[0])
     if states.shape[0] == 1:
         return forwards
-    joined: Var = mb.concat(values=[forwards, slice_of_axis(states, 0, 1, 2)], axis=0)
-    return joined
+    return mb.concat(values=[forwards, slice_of_axis(states, 0, 1, 2)], axis=0)
 
 
 def _traced(node: Any, kind: str, inputs: list[Any], outputs: list[str]) -> Any:
@@ -1129,8 +1120,7 @@ def _lengthened(x: Var, axis: int, amount: Any, value: float, in_front: bool) ->
     free, rest = [True] * x.rank, [a != axis for a in range(x.rank)]
     begin, end = (ends, [0] * x.rank) if in_front else ([0] * x.rank, ends)
     masks = {"begin_mask": rest if in_front else free, "end_mask": free if in_front else rest}
-    kept: Var = mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
-    return kept
+    return mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
 
 
 @wrapper
@@ -1246,8 +1236,7 @@ def _number_below(x: Var, bounds: Var, right: bool, name: str) -> Var:
     """Return how many bounds on the last axis lie below x; with `right`, or at it."""
     x, bounds = promoted([mb.expand_dims(x=x, axes=[-1]), bounds])
     passed = (mb.greater_equal if right else mb.greater)(x=x, y=bounds)
-    count: Var = mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=name)
-    return count
+    return mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=name)
 
 
 def lerp(context: Any, node: Any) -> None:

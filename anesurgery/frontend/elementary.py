@@ -510,8 +510,7 @@ def acosh(context: Any, node: Any) -> None:
 
 def _as_float(x: Var) -> Var:
     """Cast integers and booleans to fp32, as torch promotes them for a root or logarithm."""
-    number: Var = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
-    return number
+    return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
 
 
 @wrapper

@@ -268,8 +268,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _array(value: torch.Tensor) -> Array:
     plain = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
-    stored: Array = plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
-    return stored
+    return plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
 
 
 def _core_ml_name(name: str) -> str:

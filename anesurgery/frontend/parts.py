@@ -151,8 +151,7 @@ def slice_of_axis(x: Var, axis: int, begin: int, end: int | None, **named: Any) 
     others = [a != axis for a in range(x.rank)]
     first, last = ([0 if other else n for other in others] for n in (begin, end or 0))
     to_end = [other or end is None for other in others]
-    part: Var = mb.slice_by_index(x=x, begin=first, end=last, begin_mask=others, end_mask=to_end, **named)
-    return part
+    return mb.slice_by_index(x=x, begin=first, end=last, begin_mask=others, end_mask=to_end, **named)
 
 
 def _need_static(node: Any, *values: Var) -> None:
@@ -311,8 +310,7 @@ def _broadcast(x: Var, shape: tuple[int, ...]) -> Var:
     if tuple(x.shape) == shape:
         return x
     x = mb.reshape(x=x, shape=[1] * (len(shape) - x.rank) + list(x.shape))
-    repeated: Var = mb.tile(x=x, reps=[n // m for n, m in zip(shape, x.shape, strict=True)])
-    return repeated
+    return mb.tile(x=x, reps=[n // m for n, m in zip(shape, x.shape, strict=True)])
 
 
 def _without_negative(at: Var, size: int) -> Var:
@@ -350,8 +348,7 @@ def scatter_reduce(context: Any, node: Any) -> None:
     number = np_dtype(x).type
 
     def scattered(data: Any, updates: Any, mode: str, **named: Any) -> Var:
-        made: Var = mb.scatter_along_axis(data=data, indices=at, updates=updates, axis=axis, mode=mode, **named)
-        return made
+        return mb.scatter_along_axis(data=data, indices=at, updates=updates, axis=axis, mode=mode, **named)
 
     if with_self and how != "mean":
         context.add(scattered(x, source, REDUCTIONS[how], name=node.name))
@@ -417,8 +414,7 @@ def _inside_bags(offsets: Var, bags: int, count: int) -> Var:
     first, after = (mb.slice_by_index(x=ends, begin=[i], end=[i + bags]) for i in (0, 1))
     first, after = (mb.reshape(x=v, shape=[bags, 1, 1]) for v in (first, after))
     place = np.arange(count, dtype=np.int32)[None, :, None]
-    inside: Var = mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
-    return inside
+    return mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
 
 
 def _on_numbers(convert: Callable[..., Var], values: Sequence[Var], name: str) -> Var:
@@ -426,8 +422,7 @@ def _on_numbers(convert: Callable[..., Var], values: Sequence[Var], name: str) -
     if not types.is_bool(values[0].dtype):
         return convert(*values, name=name)
     made = convert(*(mb.cast(x=v, dtype="int32") for v in values), name=f"{name}_number")
-    bools: Var = mb.cast(x=made, dtype="bool", name=name)
-    return bools
+    return mb.cast(x=made, dtype="bool", name=name)
 
 
 def masked_scatter(context: Any, node: Any) -> None:
@@ -444,8 +439,7 @@ def masked_scatter(context: Any, node: Any) -> None:
     def convert(x: Var, source: Var, name: str) -> Var:
         taken = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=at, axis=0)
         x, taken = promoted([_broadcast(x, shape), mb.reshape(x=taken, shape=shape)])
-        made: Var = mb.select(cond=flags, a=taken, b=x, name=name)
-        return made
+        return mb.select(cond=flags, a=taken, b=x, name=name)
 
     context.add(_on_numbers(convert, [x, source], node.name))
 

@@ -130,14 +130,12 @@ def resized(resample: str, x: Var, size: Any, aligned: bool, name: str) -> Var |
     else:
         shape = mb.concat(values=[_as_list(side) for side in stated], axis=0)
         made = mb.resize(x=image, shape=shape, resized_dims=np.uint32(len(sides)), sampling_mode=mode)
-    result: Var = mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
-    return result
+    return mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
 
 
 def _as_list(side: Var) -> Var:
     """Return a number as a list of one integer."""
-    made: Var = mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
-    return made
+    return mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
 
 
 def _is_multiple(side: Any) -> bool:

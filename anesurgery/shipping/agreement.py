@@ -144,8 +144,7 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
     except Exception as error:  # torch raises what it likes
         words = f"transformers cannot run {type(module).__name__} on {len(ids)} tokens: {error}"
         raise LoadError(f"{words}; look at the sizes in config.json") from error
-    logits: Array = (result if has_keep else result[rows]).numpy()
-    return logits
+    return (result if has_keep else result[rows]).numpy()
 
 
 def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
@@ -163,8 +162,7 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
             later = getattr(output, argument, None)
             cache = cache if later is None else later
             rows.append(output.logits[0, -1].numpy())
-    logits: Array = np.stack(rows)[places]
-    return logits
+    return np.stack(rows)[places]
 
 
 def counts_positions_otherwise(module: Any, text: ComparedText) -> bool:

@@ -268,8 +268,7 @@ class _TableSlice:
 
 def _array_of(op: Operation) -> Array:
     """Return the array of a constant."""
-    value: Array = op.outputs[0].val
-    return value
+    return op.outputs[0].val
 
 
 def share_tables(functions: Mapping[str, Function]) -> dict[str, int]:

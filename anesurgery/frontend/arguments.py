@@ -66,6 +66,12 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
     return default if named is None else named
 
 
+def read_instead(context: Any, node: Any, position: int, value: Var) -> None:
+    """Let a node read a new value, by its name, in place of an input."""
+    context.add(value)
+    node.inputs = [*node.inputs[:position], value.name, *node.inputs[position + 1 :]]
+
+
 def is_one(value: Any) -> bool:
     """Return whether an argument is the number 1."""
     known = known_value(value)

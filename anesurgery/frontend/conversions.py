@@ -27,6 +27,7 @@ from anesurgery.frontend.arguments import (
     keyword,
     known_value,
     promoted,
+    read_instead,
     wrapper,
 )
 from anesurgery.frontend.complex_numbers import COMPLEX_CODES, MOVING, SUMS, conjugate, is_complex, resolved
@@ -187,9 +188,9 @@ def determinant(*, logarithm: bool) -> Convert:
     return convert
 
 
-def _turned(x: Var) -> Var:
+def _turned(x: Var, **named: str) -> Var:
     """Return matrices transposed."""
-    return mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+    return mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2], **named)
 
 
 def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
@@ -364,9 +365,9 @@ def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
 def _sums_by(host: Convert, context: Any, node: Any, divisor: int) -> None:
     """Convert the sum of each window by a divisor: of the mean with padding."""
     name, kernel = node.name, known_value(inputs_of(context, node)[1])
-    for position, value in ((5, mb.const(val=True)), (6, None)):
-        context.add(value, torch_name=f"{name}_{position}")
-        _read_instead(node, position, f"{name}_{position}")
+    read_instead(context, node, 5, mb.const(val=True, name=f"{name}_5"))
+    context.add(None, torch_name=f"{name}_6")
+    node.inputs = [*node.inputs[:6], f"{name}_6", *node.inputs[7:]]
     node.name = f"{name}_mean"
     host(context, node)
     node.name, mean = name, context[node.name]
@@ -630,15 +631,9 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     axis = x.rank - 3  # of the heads; the copies of each get a new axis behind it
     reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
     wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
-    name = f"{node.name}_heads_{position}"
     shape[axis] = heads
-    context.add(mb.reshape(x=wide, shape=shape, name=name))
-    _read_instead(node, position, name)
-
-
-def _read_instead(node: Any, position: int, name: str) -> None:
-    """Let a node read the value of a name in place of an input."""
-    node.inputs = [*node.inputs[:position], name, *node.inputs[position + 1 :]]
+    repeated = mb.reshape(x=wide, shape=shape, name=f"{node.name}_heads_{position}")
+    read_instead(context, node, position, repeated)
 
 
 @wrapper
@@ -700,7 +695,7 @@ def with_joined_states(host: Convert, context: Any, node: Any) -> None:
     states = inputs_of(context, node)[1]
     if isinstance(states, (list, tuple)) and any(producer(state, "stack") is not None for state in states):
         context.add([_joined(state) for state in states], torch_name=f"{node.name}_states")
-        _read_instead(node, 1, f"{node.name}_states")
+        node.inputs = [node.inputs[0], f"{node.name}_states", *node.inputs[2:]]
     host(context, node)
 
 
@@ -864,9 +859,8 @@ def _one_number_for_each_axis(context: Any, node: Any, axes: int) -> None:
     for i, value in enumerate(inputs_of(context, node)[1:4], 1):
         known = known_value(value)
         if known is not None and np.size(known) == 1 and axes > 1:
-            name = f"{node.name}_{i}"
-            context.add(mb.const(val=np.resize(known, axes).astype(np.int32), name=name))
-            _read_instead(node, i, name)
+            numbers = np.resize(known, axes).astype(np.int32)
+            read_instead(context, node, i, mb.const(val=numbers, name=f"{node.name}_{i}"))
 
 
 @wrapper
@@ -1286,9 +1280,7 @@ def diff(context: Any, node: Any) -> None:
 
 def matrix_transpose(context: Any, node: Any) -> None:
     """Convert `x.mT`: exchange the last two axes."""
-    x = inputs_of(context, node)[0]
-    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-    context.add(mb.transpose(x=x, perm=perm, name=node.name))
+    context.add(_turned(inputs_of(context, node)[0], name=node.name))
 
 
 def adjoint(context: Any, node: Any) -> None:
@@ -1325,8 +1317,7 @@ def _with_promotion(host: Convert, context: Any, node: Any) -> None:
     arguments = inputs_of(context, node)
     if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
         for i, var in enumerate(promoted(arguments[:2])):
-            context.add(mb.identity(x=var, name=f"{node.name}_operand_{i}"))
-            _read_instead(node, i, f"{node.name}_operand_{i}")
+            read_instead(context, node, i, mb.identity(x=var, name=f"{node.name}_operand_{i}"))
     host(context, node)
 
 
@@ -1337,8 +1328,7 @@ def _with_real_options(host: Convert, context: Any, node: Any) -> None:
     for i, option in enumerate(options, 1):
         if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
             real = np.asarray(option.val, dtype=np_dtype(x))
-            context.add(mb.const(val=real[()], name=f"{node.name}_option_{i}"))
-            _read_instead(node, i, f"{node.name}_option_{i}")
+            read_instead(context, node, i, mb.const(val=real[()], name=f"{node.name}_option_{i}"))
     host(context, node)
 
 
@@ -1421,8 +1411,8 @@ def _with_integer_indices(place: int) -> Wrap:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         places = inputs_of(context, node)[place]
         if isinstance(places, Var) and np_dtype(places).kind == "f":
-            context.add(mb.cast(x=places, dtype="int32", name=f"{node.name}_places"))
-            _read_instead(node, place, f"{node.name}_places")
+            whole = mb.cast(x=places, dtype="int32", name=f"{node.name}_places")
+            read_instead(context, node, place, whole)
         host(context, node)
 
     return wrap

@@ -22,6 +22,7 @@ from anesurgery.frontend.arguments import (
     keyword,
     known_value,
     promoted,
+    read_instead,
     wrapper,
 )
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
@@ -429,9 +430,8 @@ def with_front_axis(host: Convert, context: Any, node: Any) -> None:
     x = inputs_of(context, node)[0]
     axis = known_value(argument(context, node, 1, "dim"))
     if axis is not None and int(axis) < -1:
-        name = f"{node.name}_axis"
-        context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
-        node.inputs = [node.inputs[0], name, *node.inputs[2:]]
+        front = mb.const(val=np.int32(int(axis) + x.rank), name=f"{node.name}_axis")
+        read_instead(context, node, 1, front)
     host(context, node)
 
 
@@ -518,9 +518,7 @@ def with_float_operand(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a function of floats, to take integers and booleans."""
     x = inputs_of(context, node)[0]
     if isinstance(x, Var) and not types.is_float(x.dtype) and not types.is_complex(x.dtype):
-        name = f"{node.name}_as_float"
-        context.add(mb.cast(x=x, dtype="fp32", name=name))
-        node.inputs = [name, *node.inputs[1:]]
+        read_instead(context, node, 0, mb.cast(x=x, dtype="fp32", name=f"{node.name}_as_float"))
     host(context, node)
 
 

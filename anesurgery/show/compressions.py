@@ -17,7 +17,7 @@ from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
-from anesurgery.show.page import environment
+from anesurgery.show.page import render
 from anesurgery.show.report import Report, Table, first_rows
 
 LEAST = 1e-9
@@ -133,9 +133,14 @@ def compression_page(compression: Compression) -> str:
         (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
         for point in compression.points
     ]
-    template = environment().get_template("compression.html")
-    return template.render(
-        compression=compression, first=first_rows, lines=lines, plot=plot, losses=losses, size=byte_words
+    return render(
+        "compression.html",
+        compression=compression,
+        first=first_rows,
+        lines=lines,
+        plot=plot,
+        losses=losses,
+        size=byte_words,
     )
 
 

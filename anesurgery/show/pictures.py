@@ -32,7 +32,7 @@ from anesurgery.loading import load_graph, load_whole
 from anesurgery.mil import Block, Operation, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.show.page import environment
+from anesurgery.show.page import render
 from anesurgery.show.summary import UNIT_WORDS
 from anesurgery.text import to_text, type_text
 
@@ -326,17 +326,14 @@ def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
         "edges": [[places[a], places[b]] for a, b in flow.edges],
         "folds": [fold.as_box(flow) for fold in folds],
     }
-    return (
-        environment()
-        .get_template("graph.html")
-        .render(
-            heading=heading,
-            target=target,
-            ops=len(ops),
-            units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
-            graph=graph,
-            libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
-        )
+    return render(
+        "graph.html",
+        heading=heading,
+        target=target,
+        ops=len(ops),
+        units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
+        graph=graph,
+        libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
     )
 
 

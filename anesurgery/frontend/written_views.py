@@ -222,11 +222,7 @@ def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
 
 
 def _refuse_lost_in_blocks(node: Any) -> None:
-    """Raise where a scripted branch or loop writes into a part of a tensor, and the tensor lives on.
-
-    Raises:
-        NotImplementedError: it does.
-    """
+    """Raise where a scripted branch or loop writes into a part of a tensor, and the tensor lives on."""
     inner = list(_nodes_in_blocks(node))
     made_by = {name: one for one in inner for name in one.outputs}
     reads = Counter(_names_read_in_blocks(node))

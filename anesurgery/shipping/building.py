@@ -284,11 +284,7 @@ def build(
 
 
 def _check_options(options: Options, most: int | None) -> None:
-    """Check the options of the model; `most` is the number of positions that the checkpoint was made for.
-
-    Raises:
-        SurgeryError: an option has a wrong value.
-    """
+    """Check the options of the model; `most` is the number of positions that the checkpoint was made for."""
     context, bits = options.context, options.bits
     if options.head not in HEADS:
         raise SurgeryError(f"head={options.head!r}; it may be {' or '.join(map(repr, HEADS))}")
@@ -690,11 +686,7 @@ class _Builder:
 
 
 def _recipe(**options: Any) -> Recipe:
-    """Return the recipe of a build.
-
-    Raises:
-        SurgeryError: an option has a wrong value.
-    """
+    """Return the recipe of a build."""
     recipe: Recipe = registry.recipe_module("llm_ane").llm_ane
     return recipe.with_options(**options)
 

@@ -103,11 +103,7 @@ class Traceable(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def __exit__(self, *error: object) -> None:
-        """Check that groups which were split were joined again.
-
-        Raises:
-            NotExpressible: they were not.
-        """
+        """Check that groups which were split were joined again."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._pending_groups is not None and error[0] is None:
             raise NotExpressible("rows are split by sizes that are computed, and not joined again")

@@ -313,11 +313,7 @@ def edits_of(op: Operation, lengths: LengthFacts) -> Edits:
 
 
 def _check_counts(op: Operation, lengths: LengthFacts) -> None:
-    """Check that an op of fixed shape has no constant as large as a length, which it may count.
-
-    Raises:
-        Refused: it has one.
-    """
+    """Check that an op of fixed shape has no constant as large as a length, which it may count."""
     if op.op_type not in BINARY | {"clip"} or any(lengths.varying(v) for _, v in operands(op)):
         return
     for name in ("x", "y", "alpha", "beta"):

@@ -67,11 +67,7 @@ def read(path: Path) -> Loaded:
 
 
 def _convert(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Loaded:
-    """Convert an ONNX model with onnx2coreml.
-
-    Raises:
-        LoadError: an op is not converted.
-    """
+    """Convert an ONNX model with onnx2coreml."""
     out, errors = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
     try:
         with quiet_host(), warnings.catch_warnings(), out, errors:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.compressing.weight_forms import IOS18
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import ELEMENTS, sizes_of_type
 from anesurgery.files.progress import advance, work
@@ -37,8 +38,6 @@ BARS = "tqdm"
 """The module with coremltools' progress bars, which is replaced."""
 SMALLEST = 2048
 """Weights with more elements are compressed: coremltools' own default."""
-IOS18 = 9
-"""The specification version that tables of groups, scales of blocks and 4-bit numbers need."""
 
 
 @dataclass(frozen=True)

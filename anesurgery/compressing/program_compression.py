@@ -27,6 +27,7 @@ from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.input_moments import LOOKED_UP, InputSize
 from anesurgery.compressing.storing import key_of, shift_biases, store
 from anesurgery.compressing.weight_forms import (
+    IOS16,
     READING,
     Choice,
     bounds_of,
@@ -55,8 +56,6 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
 
-IOS16 = 7
-"""The specification version in which weights can be compressed."""
 MIXED = (2, 3, 4, 6, 8)
 """The bits that are tried where each weight gets its own."""
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"

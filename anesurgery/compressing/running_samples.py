@@ -208,7 +208,7 @@ def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) 
     plan.runs, plan.cache_limit = max(runs, 2), plan.widened_bytes
     for env in envs:
         plan.take(step, env)
-        if _value_bytes(env) > MOST_VALUES // len(envs):
+        if sum(v.nbytes for v in env.values() if isinstance(v, torch.Tensor)) > MOST_VALUES // len(envs):
             for var in {var for var, _, _ in step.outs if isinstance(env.get(var), torch.Tensor)}:
                 in_file = set_aside(env[var].contiguous().numpy(), folder, written=True)
                 env[var] = torch.from_numpy(in_file)
@@ -217,11 +217,6 @@ def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) 
         var = step.op.inputs[name]
         if plan.widened.pop(var, None) is not None:
             release_pages(var.val)
-
-
-def _value_bytes(env: Env) -> int:
-    """Return the bytes of all values of a sample, in memory or in files."""
-    return sum(value.nbytes for value in env.values() if isinstance(value, torch.Tensor))
 
 
 @dataclass(frozen=True)

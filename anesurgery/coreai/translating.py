@@ -344,7 +344,11 @@ class FunctionWriter:
             results = {var.name: self._output(var) for var in self._outputs()}
             return results | {new: self.states[inputs[key]].node for key, new in new_states.items()}
 
-        toolkit.graph(name, {key: self._input_type(key, var) for key, var in inputs.items()}, body, new_states)
+        kinds = {
+            key: toolkit.image(*shape_of(var)[2:]) if key in self.images else self.type_of(var)
+            for key, var in inputs.items()
+        }
+        toolkit.graph(name, kinds, body, new_states)
         given = tuple(self._port(key, var, is_state=key in new_states) for key, var in inputs.items())
         return Signature(given, tuple(self._port(var.name, var) for var in self._outputs()))
 
@@ -358,9 +362,6 @@ class FunctionWriter:
 
     def _outputs(self) -> list[Var]:
         return [var for var in self.function.outputs if self.values.get(var, var) is not None]
-
-    def _input_type(self, name: str, var: Var) -> Any:
-        return toolkit.image(*shape_of(var)[2:]) if name in self.images else self.type_of(var)
 
     def _input(self, name: str, var: Var, node: Any) -> Value:
         is_image = name in self.images

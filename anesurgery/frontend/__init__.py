@@ -87,7 +87,7 @@ def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
     kinds = {
         kind
         for op in (*_operations_in_table(), *_all_operations())
-        if not _is_left_out(op)
+        if torch.Tag.nondeterministic_seeded not in op.tags and "backward" not in op.name()
         for kind in _node_kinds(op)
     } | INSTEAD.keys()
     return dict.fromkeys((k for k in sorted(kinds) if k not in converters and not k.endswith("_")), _decomposed)
@@ -108,10 +108,6 @@ def _all_operations() -> Iterator[Any]:
         packet, _, overload = name.partition(".")
         if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
             yield op
-
-
-def _is_left_out(op: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags or "backward" in op.name()
 
 
 @cache

@@ -144,8 +144,7 @@ def with_complex_arithmetic(kind: str) -> Wrap:
         operands = inputs_of(context, node)[:2]
         alpha = argument(context, node, 2, "alpha", 1) if kind in ("add", "sub", "rsub") else 1
         if not any(map(is_complex, (*operands, alpha))):
-            host(context, node)
-            return
+            return host(context, node)
         parts = [_parts(v) for v in operands]
         if known_value(alpha) != 1:
             which = int(kind != "rsub")  # x + alpha y and x - alpha y, but y - alpha x
@@ -235,8 +234,7 @@ def with_complex_choice(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)` or `a.masked_fill(condition, b)`, for complex numbers."""
     cond, a, b = (inputs_of(context, node)[i] for i in ((1, 2, 0) if "fill" in node.kind else (0, 1, 2)))
     if not (is_complex(a) or is_complex(b)):
-        host(context, node)
-        return
+        return host(context, node)
     sides = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (a, b)]
     chosen = [mb.select(cond=cond, a=one, b=other) for one, other in zip(*sides, strict=True)]
     context.add(_as_complex((chosen[0], chosen[1])), torch_name=node.name)
@@ -247,8 +245,7 @@ def with_complex_products(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a matrix product or convolution, to multiply the parts of complex numbers."""
     x, y, *rest = inputs_of(context, node)
     if not (is_complex(x) or is_complex(y)):
-        host(context, node)
-        return
+        return host(context, node)
     biased = "conv" in node.kind or node.kind == "linear"
     bias = argument(context, node, 2, "bias") if biased else None
 
@@ -276,8 +273,7 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.prod(x, axis=None, keepdim=False)`: complex numbers, half by half."""
     x, axis, keep, *_ = [*inputs_of(context, node), None, None]
     if not is_complex(x):
-        host(context, node)
-        return
+        return host(context, node)
     parts: Any = _both_parts(x)
     if whole := not node.kind.endswith("dim_int") and keep is None:  # a trace gives the dtype second
         parts = [mb.reshape(x=v, shape=[-1]) for v in parts]
@@ -300,8 +296,7 @@ def with_complex_comparison(*, same: bool) -> Wrap:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         x, y = inputs_of(context, node)[:2]
         if not (is_complex(x) or is_complex(y)):
-            host(context, node)
-            return
+            return host(context, node)
         x, y = (_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (x, y))
         compare, join = (mb.equal, mb.logical_and) if same else (mb.not_equal, mb.logical_or)
         sides = [compare(x=a, y=b) for a, b in zip(x, y, strict=True)]
@@ -482,8 +477,7 @@ def with_complex_update(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a write into a part of a tensor, to write both parts of complex numbers."""
     names, values = list(node.inputs[:2]), inputs_of(context, node)[:2]
     if not any(map(is_complex, values)):
-        host(context, node)
-        return
+        return host(context, node)
     numbers = [v if isinstance(v, Var) else mb.const(val=np.float32(v)) for v in values]
     zero = mb.const(val=np.float32(0))
     pairs = [_both_parts(v) if is_complex(v) else (v, zero if v.rank == 0 else _zeros(v)) for v in numbers]
@@ -519,8 +513,7 @@ def with_complex_parts(host: Convert, context: Any, node: Any) -> None:
     name, x = node.inputs[0], inputs_of(context, node)[0]
     values = list(x) if isinstance(x, (list, tuple)) else [x]
     if not any(map(is_complex, values)):
-        host(context, node)
-        return
+        return host(context, node)
     pairs = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in values]
     moved = []
     for part in map(list, zip(*pairs, strict=True)):

@@ -269,8 +269,7 @@ def with_selected_triangle(*, upper: bool) -> Wrap:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
         if (diagonal <= 0) if upper else (diagonal >= 0):
-            host(context, node)
-            return
+            return host(context, node)
         x = inputs_of(context, node)[0]
         band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
         keep = mb.equal(x=mb.band_part(x=_full_like(x, np.float32(1)), **band), y=np.float32(0))
@@ -299,8 +298,7 @@ def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
     x, by = inputs_of(context, node)[:2]
     if not is_one(by) or types.is_int(promoted([x, by])[0].dtype):
-        host(context, node)
-        return
+        return host(context, node)
     x, _ = promoted([x, by])
     context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
 
@@ -310,8 +308,7 @@ def with_circular_padding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of padding: MIL's `pad` has no mode for circular padding."""
     mode = known_value(argument(context, node, 2, "mode", "constant"))
     if mode != "circular":
-        host(context, node)
-        return
+        return host(context, node)
     x, pads = inputs_of(context, node)[:2]
     amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
     for i, (before, after) in enumerate(amounts):
@@ -553,8 +550,7 @@ def with_repeats(host: Convert, context: Any, node: Any) -> None:
         context.add(_repeat_by_counts(context, node, x, repeats), torch_name=node.name)
         return
     if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
-        host(context, node)
-        return
+        return host(context, node)
     axis = known_value(argument(context, node, 2, "dim"))
     if axis is None:
         x, axis = mb.reshape(x=x, shape=[-1]), 0
@@ -755,8 +751,7 @@ def with_packed_rows(kind: str) -> Wrap:
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         if f"{node.inputs[1]}_lengths" not in context:
-            host(context, node)
-            return
+            return host(context, node)
         x, _, first, weights, _, layers, _, _, both = map(known_value, inputs_of(context, node))
         x, lengths = context[node.inputs[0]], context[f"{node.inputs[1]}_lengths"]
         states = list(first) if kind == "lstm" else [context[node.inputs[2]]]
@@ -842,8 +837,7 @@ def with_batch(rank: int) -> Any:
             node.inputs = [*node.inputs, node.inputs[1]]
         _one_number_for_each_axis(context, node, rank - 2)
         if x.rank != rank - 1:
-            host(context, node)
-            return
+            return host(context, node)
         name, alone = node.name, f"{node.name}_alone"
         context.add(mb.expand_dims(x=x, axes=[0], name=alone))
         node.inputs, node.name = [alone, *node.inputs[1:]], f"{name}_batch"
@@ -868,8 +862,7 @@ def with_vector_weight(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `linear(x, weight)`, to take a vector as weight."""
     x, weight = inputs_of(context, node)[:2]
     if weight.rank != 1:
-        host(context, node)
-        return
+        return host(context, node)
     bias = argument(context, node, 2, "bias")
     product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
     product = mb.squeeze(x=product, axes=[-1])
@@ -890,8 +883,7 @@ def with_overlapping_fold(host: Convert, context: Any, node: Any) -> None:
     size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
     tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
     if tiled and x.rank == 3:
-        host(context, node)
-        return
+        return host(context, node)
     if any(map(is_symbolic, x.shape)):
         raise NotImplementedError(f"{node.name}: fold of a dynamic shape {x.shape}")
     span = dilation * (kernel - 1) + 1
@@ -976,8 +968,7 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `zeros_like(x, dtype=...)` or `ones_like(...)`, to take the dtype by name."""
     code = keyword(context, node, "dtype")
     if code is None:
-        host(context, node)
-        return
+        return host(context, node)
     value = {"zeros_like": 0.0, "ones_like": 1.0}[node.kind]
     filled = mb.fill(shape=mb.shape(x=inputs_of(context, node)[0]), value=value)
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
@@ -989,8 +980,7 @@ def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
     given = inputs_of(context, node)
     *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
     if known_value(code) in COMPLEX_CODES:
-        host(context, node)
-        return
+        return host(context, node)
     eye = np.eye(*(int(known_value(size)) for size in sizes), dtype=np.float32)
     context.add(mb.cast(x=eye, dtype=_dtype(code, "fp32"), name=node.name))
 
@@ -1061,8 +1051,7 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
     x, pads = inputs_of(context, node)[:2]
     pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
     if pads is None or None in pads or (pads >= 0).all():
-        host(context, node)
-        return
+        return host(context, node)
     mode = known_value(argument(context, node, 2, "mode", "constant"))
     if isinstance(mode, str) and mode != "constant":
         raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
@@ -1083,8 +1072,7 @@ def _with_dynamic_amounts(host: Convert, context: Any, node: Any) -> None:
     x, pads = inputs_of(context, node)[:2]
     known = [known_value(v) for v in pads] if isinstance(pads, list) else [0]
     if None not in known and not any(isinstance(v, Var) for v in known):
-        host(context, node)
-        return
+        return host(context, node)
     place = 3 if node.kind == "pad" else 2
     mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
     if mode != "constant":
@@ -1122,8 +1110,7 @@ def _with_sizes(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.linspace`, to take sizes, which a trace holds as tensors of one element."""
     ends = [known_value(v) for v in inputs_of(context, node)[:3]]
     if any(v is None or np.size(v) != 1 for v in ends):
-        host(context, node)
-        return
+        return host(context, node)
     first, last, count = (np.asarray(v).item() for v in ends)
     context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
 
@@ -1339,8 +1326,7 @@ def _with_integer_limits(host: Convert, context: Any, node: Any) -> None:
     low, high = argument(context, node, 1, "min"), argument(context, node, 2, "max")
     limits = [v for v in (low, high) if v is not None]
     if not all(map(_is_integer, (x, *limits))):
-        host(context, node)
-        return
+        return host(context, node)
     for limit in limits:
         bounded = mb.maximum if limit is low else mb.minimum
         x, y = promoted([x, limit])
@@ -1539,8 +1525,7 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `shape[i]` in a scripted function, to give one length; the host gives all for 0."""
     sizes, index = inputs_of(context, node)
     if not isinstance(sizes, Var) or sizes.rank != 1 or producer(sizes, "shape") is None:
-        host(context, node)
-        return
+        return host(context, node)
     place = int(known_value(index)) % sizes.shape[0]
     if sizes.val is not None:
         context.add(mb.const(val=np.int32(sizes.val[place]), name=node.name))

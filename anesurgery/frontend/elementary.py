@@ -142,8 +142,7 @@ def with_threshold(host: Convert, context: Any, node: Any) -> None:
         for v, default in zip(numbers, (1.0, EXACT_THRESHOLD), strict=True)
     )
     if threshold >= EXACT_THRESHOLD:
-        host(context, node)
-        return
+        return host(context, node)
     dtype = np_dtype(x).type
     steep = mb.mul(x=x, y=dtype(beta))
     bent = mb.mul(x=mb.softplus(x=steep), y=dtype(1 / beta))

@@ -30,8 +30,7 @@ def with_choice_among_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
     x = inputs_of(context, node)[0]
     if known_value(argument(context, node, 1, "dim", None)) is not None:
-        host(context, node)
-        return
+        return host(context, node)
     if types.is_int(x.dtype):
         x = mb.cast(x=x, dtype="int32")
     keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
@@ -62,8 +61,7 @@ def with_patches_as_channels(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `pixel_unshuffle`: iOS 15 lacks the op, and has convolutions that pick pixels."""
     x, factor = inputs_of(context, node)[:2]
     if _has_ios16() or x.rank != 4 or not types.is_float(x.dtype):
-        host(context, node)
-        return
+        return host(context, node)
     channels, n = x.shape[1], int(known_value(factor))
     weight = np.tile(np.eye(n * n).reshape(n * n, 1, n, n), (channels, 1, 1, 1)).astype(np_dtype(x))
     context.add(mb.conv(x=x, weight=weight, strides=[n, n], groups=channels, pad_type="valid", name=node.name))
@@ -111,8 +109,7 @@ def with_one_dtype(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.identity(x=values, name=node.name))
         return
     if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
-        host(context, node)
-        return
+        return host(context, node)
     cast = promoted(list(values))
     context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
     host(context, node)
@@ -126,8 +123,7 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)`, to take scalars for all three."""
     arguments = inputs_of(context, node)
     if len(arguments) < 3 or any(one.rank for one in arguments):
-        host(context, node)
-        return
+        return host(context, node)
     a, b = promoted(arguments[1:])
     context.add(mb.select(cond=mb.cast(x=arguments[0], dtype="bool"), a=a, b=b, name=node.name))
 
@@ -142,8 +138,7 @@ def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
     complex_ones = any(map(is_complex, values))
     to_number = len(values) == 1 and equation.endswith("->")  # the host transposes the axes of a number
     if "..." not in equation and "->" in equation and not (complex_ones or to_number):
-        host(context, node)
-        return
+        return host(context, node)
     whole = _whole_equation(equation, [value.rank for value in values])
     if complex_ones and len(values) == 2:
         product = bilinear(lambda x, y: build_einsum_mil([x, y], whole, None))
@@ -183,8 +178,7 @@ def with_vectors(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.matmul`: a vector is a row on the left, and a column on the right."""
     x, y = inputs_of(context, node)[:2]
     if x.rank != 1 and y.rank != 1:
-        host(context, node)
-        return
+        return host(context, node)
     x, y = promoted([x, y])
     if x.rank == y.rank:
         context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
@@ -213,8 +207,7 @@ def with_rolls_to_the_left(host: Convert, context: Any, node: Any) -> None:
         np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
     )
     if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
-        host(context, node)
-        return
+        return host(context, node)
     flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
     for shift, axis in zip(map(int, shifts), map(int, axes if len(axes) else [0]), strict=True):
         length = mb.gather(x=mb.shape(x=flat), indices=np.int32(axis % flat.rank), axis=0)
@@ -297,8 +290,7 @@ def with_running_statistics(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `instance_norm`: a given mean and variance are used, not those of the input."""
     x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
     if mean is None or variance is None or bool(known_value(of_input)):
-        host(context, node)
-        return
+        return host(context, node)
     epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
     number = np_dtype(x).type
     given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
@@ -325,14 +317,12 @@ def with_any_output_padding(host: Convert, context: Any, node: Any) -> None:
     operands = inputs_of(context, node)
     general = node.kind not in TRANSPOSED
     if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
-        host(context, node)
-        return
+        return host(context, node)
     x, weight = promoted(operands[:2])
     g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
     extra = g["output_padding"] - g["padding"]
     if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
-        host(context, node)
-        return
+        return host(context, node)
     more = np.maximum(-(-extra // g["stride"]), 0)
     ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
     padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x

@@ -118,7 +118,8 @@ class _Walk:
                 raise refused("too many of its numbers turn out to be lengths", self.ops[0][i])
         for refusal in self.facts.open.values():
             raise Refused(refusal)
-        columns = {v.name: self.facts.columns(v) for v in (*base.inputs.values(), *_all_results(base))}
+        values = [*base.inputs.values(), *(v for op in base.operations for v in op.outputs)]
+        columns = {v.name: self.facts.columns(v) for v in values}
         return FollowedFunction(
             columns, {n: e for n, e in self.edits.items() if e}, tuple(self.facts.assumed.values())
         )
@@ -174,10 +175,6 @@ class _Walk:
                     f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
                     "convert the model at a larger size"
                 )
-
-
-def _all_results(function: Function) -> list[Var]:
-    return [v for op in function.operations for v in op.outputs]
 
 
 def _operand_at_size(op: Operation, edit: NewValue, size_index: int) -> Var:

@@ -643,7 +643,8 @@ def size_times(
     inspections = dict(zip(probes, sized.inspect(device).values(), strict=True))
     milliseconds = {length: inspection.time.ms for length, inspection in inspections.items() if inspection.time}
     if not milliseconds:
-        why = _no_time_reason(inspections[probes[-1]])
+        notes = (note for note in inspections[probes[-1]].notes if note.startswith("no time"))
+        why = next(notes, "no time is known")
         choose = "choose by padding, without a model"
         raise SurgeryError(f"no length has an estimated time on {device}: {why}; {choose}")
     return SizeTimes(milliseconds, inspections, *_stored_bytes(sized))
@@ -664,8 +665,3 @@ def _probe_lengths(share_of_length: Mapping[int, float], multiple: int) -> list[
     first, last = (-(-n // multiple) * multiple for n in (min(share_of_length), max(share_of_length)))
     spread = np.geomspace(first, last, PROBES).round().astype(int).tolist()
     return sorted({min(-(-n // multiple) * multiple, last) for n in spread})
-
-
-def _no_time_reason(inspection: Inspection) -> str:
-    """Return the note of an inspection that says why it has no time."""
-    return next((note for note in inspection.notes if note.startswith("no time")), "no time is known")

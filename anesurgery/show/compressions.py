@@ -69,7 +69,10 @@ def whole_lines(compression: Compression) -> list[str]:
     if not compression.weights:
         lines.append("no weight to compress: small ones, and compressed ones, stay as they are")
     reasons = Counter((row.form, row.why) for row in compression.weights)
-    lines += [_form_reason(form, why, count) for (form, why), count in reasons.items()]
+    lines += [
+        f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
+        for (form, why), count in reasons.items()
+    ]
     lines += [*_input_lines(compression), *_balance_lines(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
@@ -117,11 +120,6 @@ def _balance_lines(compression: Compression) -> Iterator[str]:
         yield f"{len(taken)} of {len(compression.balanced)} values balanced"
     for row in taken[:ROWS]:
         yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
-
-
-def _form_reason(form: str, why: str, count: int) -> str:
-    """Say why some weights have their form."""
-    return f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
 
 
 @draws("Compression", "page")

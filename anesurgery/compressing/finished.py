@@ -19,38 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing import (
-    correcting,
-    fitting,
-    grids,
-    input_moments,
-    running_samples,
-    second_order,
-    tables,
-    weight_rows,
-    zeros,
-)
+from anesurgery.compressing import fitting
 from anesurgery.compressing.correcting import Candidate, CorrectedWeight, correct, decode, form_bytes
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Workers, result
 from anesurgery.files.writing import write_atomically
 from anesurgery.mil import Array, types
-from anesurgery.regions import clusters
+from anesurgery.ops import names
 from anesurgery.regions.compressed_weights import Form, Result
 
-PROGRAM = (
-    correcting,
-    fitting,
-    grids,
-    input_moments,
-    running_samples,
-    second_order,
-    tables,
-    weight_rows,
-    zeros,
-    clusters,
+PROGRAM = names(
+    "correcting fitting grids input_moments running_samples second_order tables weight_rows zeros "
+    "../regions/clusters"
 )
-"""The modules that decide what a weight becomes."""
+"""The modules that decide what a weight becomes, seen from here."""
 NO_ARRAY: Array = np.empty(0)
 ABOUT = "about"
 """The entry of a file with the JSON that describes its arrays."""
@@ -135,8 +117,8 @@ def portable(candidate: Candidate) -> Candidate:
 def _program_digest() -> bytes:
     """Return a digest of the source of `PROGRAM`: another version of it may give other weights."""
     digest = hashlib.blake2b()
-    for module in PROGRAM:
-        digest.update(Path(str(module.__file__)).read_bytes())
+    for module in sorted(PROGRAM):
+        digest.update((Path(__file__).parent / f"{module}.py").read_bytes())
     return digest.digest()
 
 

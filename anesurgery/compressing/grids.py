@@ -149,16 +149,8 @@ def fit_scales(
 ) -> ScaledGrid:
     """Return the grid whose scales, out of `SHRUNK`, leave the least error when rounding to the nearest.
 
-    The squared error of each number counts by the diagonal of its Hessian.
-
-    Args:
-        rows: [groups, rows, columns].
-        hessians: [groups, columns, columns].
-        channels: [groups, rows]: the output channel of each row.
-        axis: of the weight along which the channels lie.
-        rank: of the weight.
-        bits: 4 or 8.
-        dtype: of the scales.
+    The squared error of each number counts by the diagonal of its Hessian. `bits` are 4 or 8; the other
+    arguments are those of `fitting.FormFitter`.
     """
     count = int(channels.max()) + 1
     largest = np.zeros(count)

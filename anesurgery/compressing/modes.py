@@ -205,6 +205,3 @@ def _count_ops(weights: Mapping[str, Mode], ops: Iterable[Any], **_: Any) -> Ite
     for op in ops:
         yield op
         advance(op.name in weights)
-
-
-__all__ = ["Compressed", "Mode", "apply_configs", "compress", "read_mode", "stored_bytes", "weight_readers"]

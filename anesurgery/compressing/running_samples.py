@@ -270,19 +270,9 @@ def run_side_by_side(
     needs_outputs: bool = True,
     folder: Path | None = None,
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
-    """Run all samples together through a model and the plain one, one op after the other.
+    """Run as `run_op_by_op` does, through a model, whose steps the callback may replace, and the plain one.
 
-    Args:
-        executables: of one function: the model, whose steps the callback may replace, and the plain one.
-        samples: inputs of both.
-        before: called before each of `ops`.
-        ops: at the top level of the function.
-        lookahead: announces ops that may begin early.
-        needs_outputs: False ends the run before the last of `ops`.
-        folder: for values beyond `MOST_VALUES`; the system's folder of temporary files by default.
-
-    Returns:
-        The outputs of both for each sample; nothing without `needs_outputs`.
+    `lookahead` announces ops that may begin early. Returns the outputs of both.
     """
     compressed, plain = executables
     plain_envs: list[Env] = [dict(sampling.bind(plain.function, values, None)) for values in samples[1]]

@@ -294,15 +294,9 @@ REPORTS = {
 def choose_form(
     name: str, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
 ) -> Choice:
-    """Check a form that was asked for by name.
+    """Check a form that was asked for by name, such as "sparse-50-palette4"; see `choose`.
 
-    Args:
-        name: such as "sparse-50-palette4".
-        target: chips.
-        bounds: what bounds the products that read the weight.
-        version: the specification version.
-        purpose: "speed" refuses a form that was measured slower; "size" takes it and says so.
-        rows: the evidence; all published pairs by default.
+    "speed" refuses a form that was measured slower; "size" takes it and says so.
     """
     form, here = read_form(name), _evidence_of(name, bounds, target.families, rows or evidence())
     if version < form.version:
@@ -324,11 +318,7 @@ def choose_activations(
 ) -> Choice:
     """Choose 8 bits for weights and inputs, unless the published times are slower on average (geometric mean).
 
-    Args:
-        target: chips.
-        bounds: what bounds the products that read the weight.
-        purpose: "speed" or "size".
-        rows: the evidence; all published pairs by default.
+    The arguments are those of `choose`.
     """
     here = _evidence_of(W8A8, bounds, target.families, rows or _published((W8A8,)))
     if not here:

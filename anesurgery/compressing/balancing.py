@@ -583,14 +583,9 @@ def _error(
     forms: Mapping[Var, str | None],
     range_of: RangeOf | None,
 ) -> float:
-    """Return the squared error of the products with scales over their squares.
+    """Return the squared error of the products with scales 2**exponents over their squares.
 
-    Args:
-        rows: of the weight.
-        inputs: of the op, [groups, number, columns].
-        exponents: of the scales, [channels].
-        forms: weight -> form; it is rounded to the nearest in that.
-        range_of: the range of 8-bit inputs; None where inputs are not quantized.
+    `inputs` are those of the op, [groups, number, columns]; the rest is as in `balance_channels`.
     """
     source = ChannelConstant(rows.op, _weight_name(rows.op), _inputs_axis(rows.op))
     weight = np.asarray(source.var.val, np.float64)

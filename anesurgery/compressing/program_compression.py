@@ -236,11 +236,7 @@ class ProgramCompression:
     ) -> ProgramResult:
         """Compress the weights, and store them in the program.
 
-        Args:
-            samples: inputs of the function, as compressed programs before this one gave them.
-            plain_samples: the same from plain programs.
-            progress: called after each weight.
-            needs_outputs: False where nothing reads the outputs.
+        The arguments are those of `Correction`.
         """
         if self.plan.how != EVEN:
             self._choose_by_costs(samples)

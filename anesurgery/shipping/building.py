@@ -71,14 +71,9 @@ from anesurgery.surgery import Recipe, Surgery, apply
 
 
 def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
-    """Return the content of `runner.json` for a folder.
+    """Return the content of `runner.json` for a folder; `model` is the package, or the folder of chunks, in it.
 
-    Args:
-        folder: the built folder.
-        model: the name of the package, or of the folder of chunks, in it.
-        checkpoint: what the model was built from.
-        most: the most tokens of a text. A recurrent state would take any number.
-        hashes: file name -> hash, of the files of the folder.
+    `most` is the most tokens of a text: a recurrent state would take any number. `hashes` are of the files.
     """
     decoder = Decoder(folder / model)
     call = decoder.calls[-1]

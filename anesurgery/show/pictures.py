@@ -304,13 +304,7 @@ def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
 
 
 def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
-    """Return an HTML document of ops and their connections.
-
-    Args:
-        flow: see `Picture.flow`.
-        heading: the heading of the page.
-        target: chip and OS for which boxes are coloured by unit; None for no colours.
-    """
+    """Return an HTML document of ops and their connections, of the parts of a `Picture`."""
     ops = [node for node, data in flow.nodes(data=True) if data["op"]]
     alike_keys = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
     folds = [

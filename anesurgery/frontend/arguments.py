@@ -66,6 +66,20 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
     return default if named is None else named
 
 
+def option(context: Any, node: Any, position: int, name: str, default: Any = None) -> Any:
+    """Return the plain value of an argument given by position or by name."""
+    return known_value(argument(context, node, position, name, default))
+
+
+def converted(convert: Convert, context: Any, node: Any, values: dict[str, Any]) -> list[Any]:
+    """Return what a converter makes of a node that reads these values by their names; nothing is added."""
+    context.push((list(values), list(values.values())))
+    convert(context, node)
+    results = [context[name] for name in node.outputs]
+    context.pop()
+    return results
+
+
 def read_instead(context: Any, node: Any, position: int, value: Var) -> None:
     """Let a node read a new value, by its name, in place of an input."""
     context.add(value)

@@ -23,9 +23,11 @@ from anesurgery.frontend.arguments import (
     Convert,
     Wrap,
     argument,
+    converted,
     inputs_of,
     keyword,
     known_value,
+    option,
     promoted,
     wrapper,
 )
@@ -254,10 +256,7 @@ def with_complex_products(host: Convert, context: Any, node: Any) -> None:
         read = copy(node)
         read.inputs = [*names, *node.inputs[len(names) :]]
         read.kwinputs = {k: v for k, v in (node.kwinputs or {}).items() if k != "bias"}
-        context.push((names, [a, b, None][: len(names)]))
-        host(context, read)
-        made: Var = context[node.name]
-        context.pop()
+        (made,) = converted(host, context, read, dict(zip(names, (a, b, None), strict=False)))
         return made
 
     parts = _product(_parts(x), _parts(y), product)
@@ -284,7 +283,7 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
         parts = _product(first, second)
         if odd:
             parts = [mb.concat(values=pair, axis=at) for pair in zip(parts, odd[0], strict=True)]
-    if whole or not known_value(argument(context, node, 2, "keepdim", False)):
+    if whole or not option(context, node, 2, "keepdim", False):
         parts = [mb.squeeze(x=v, axes=[at]) for v in parts]
     context.add(_as_complex(parts), torch_name=node.name)
 
@@ -481,13 +480,9 @@ def with_complex_update(host: Convert, context: Any, node: Any) -> None:
     numbers = [v if isinstance(v, Var) else mb.const(val=np.float32(v)) for v in values]
     zero = mb.const(val=np.float32(0))
     pairs = [_both_parts(v) if is_complex(v) else (v, zero if v.rank == 0 else _zeros(v)) for v in numbers]
-    made = []
-    for part in zip(*pairs, strict=True):
-        context.push((names, list(part)))
-        host(context, node)
-        made.append(context[node.name])
-        context.pop()
-    context.add(_as_complex((made[0], made[1])), torch_name=node.name)
+    parts = [dict(zip(names, part, strict=True)) for part in zip(*pairs, strict=True)]
+    (real,), (imaginary,) = (converted(host, context, node, part) for part in parts)
+    context.add(_as_complex((real, imaginary)), torch_name=node.name)
 
 
 COMPLEX_CODES = (9, 10)
@@ -518,12 +513,10 @@ def with_complex_parts(host: Convert, context: Any, node: Any) -> None:
     moved = []
     for part in map(list, zip(*pairs, strict=True)):
         if not isinstance(name, str):  # torch.export names the values of a list, a trace the list
-            context.push((list(name), part))
+            named = dict(zip(name, part, strict=True))
         else:
-            context.push(([name], [part if x is not values[0] else part[0]]))
-        host(context, node)
-        moved.append([context[output] for output in node.outputs])
-        context.pop()
+            named = {name: part if x is not values[0] else part[0]}
+        moved.append(converted(host, context, node, named))
     for output, real, imaginary in zip(node.outputs, *moved, strict=True):
         context.add(_joined(real, imaginary), torch_name=output)
 
@@ -577,10 +570,7 @@ def istft(context: Any, node: Any) -> None:
 def _arguments(context: Any, node: Any) -> tuple[int, int, Array, dict[str, Any]]:
     """Return the length of a frame, the hop, the window, and the other arguments by name."""
     names = ("n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided", "length")
-    given = {
-        name: known_value(argument(context, node, i, name, None))
-        for i, name in enumerate((*names, "return_complex"), 1)
-    }
+    given = {name: option(context, node, i, name, None) for i, name in enumerate((*names, "return_complex"), 1)}
     if isinstance(given["window"], Var):
         raise NotImplementedError(f"{node.name}: istft with a window that is computed; make it a buffer")
     n = int(given["n_fft"])

@@ -21,11 +21,13 @@ from anesurgery.frontend.arguments import (
     Wrap,
     add_results,
     argument,
+    converted,
     dtype_of,
     inputs_of,
     is_one,
     keyword,
     known_value,
+    option,
     promoted,
     read_instead,
     wrapper,
@@ -47,7 +49,7 @@ def solve_triangular(context: Any, node: Any) -> None:
     """
     a, b = promoted(inputs_of(context, node)[:2])
     upper, left, unit = (
-        bool(known_value(argument(context, node, i, name, default)))
+        bool(option(context, node, i, name, default))
         for i, name, default in ((2, "upper", False), (3, "left", True), (4, "unitriangular", False))
     )
     inverted = _triangular_inverse(node, a, upper=upper, unit=unit)
@@ -80,7 +82,7 @@ def cholesky(context: Any, node: Any) -> None:
     The code is 0, or the number of the first minor that is not positive.
     """
     rest = inputs_of(context, node)[0]
-    upper = bool(known_value(argument(context, node, 1, "upper", False)))
+    upper = bool(option(context, node, 1, "upper", False))
     n = rest.shape[-1]
     if is_symbolic(n) or n > MOST_ROWS:
         raise NotImplementedError(
@@ -105,7 +107,7 @@ def cholesky_solve(context: Any, node: Any) -> None:
     """Convert `torch.cholesky_solve(b, factor, upper=False)`; `torch.cholesky_inverse(factor)` has no b."""
     *others, factor = (v for v in inputs_of(context, node) if isinstance(v, Var) and v.rank > 1)
     place = len(others) + 1
-    upper = bool(known_value(argument(context, node, place, "upper", False)))
+    upper = bool(option(context, node, place, "upper", False))
     inverted = _triangular_inverse(node, factor, upper=upper)
     # with A = L L^T, its inverse is the transpose of the inverse of L times the inverse of L
     first = mb.matmul(x=inverted, y=others[0], transpose_x=upper) if others else inverted
@@ -128,7 +130,7 @@ def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
 def linalg_solve(context: Any, node: Any) -> None:
     """Convert `torch.linalg.solve(a, b, left=True)` for 2 to 4 unknowns: the inverse of a times b."""
     a, b = promoted(inputs_of(context, node)[:2])
-    left = bool(known_value(argument(context, node, 2, "left", True)))
+    left = bool(option(context, node, 2, "left", True))
     vectors = b.rank == 1 or tuple(b.shape) == tuple(a.shape[:-1])  # as torch tells vectors from matrices
     b = mb.expand_dims(x=b, axes=[-1]) if vectors else b
     inverted = _inverse(a, node.name, f"{node.name}_inverse")
@@ -154,7 +156,7 @@ def _shares_of_largest(x: Var) -> tuple[Var, Var]:
 @wrapper
 def with_matrix_norms(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of norms; those of matrices by singular values are refused by name."""
-    order, axes = (known_value(argument(context, node, i, "")) for i in (1, 2))
+    order, axes = (option(context, node, i, "") for i in (1, 2))
     count = inputs_of(context, node)[0].rank if axes is None else np.size(axes)
     if order == "nuc" or (order in (2, -2) and count == 2):
         raise NotImplementedError(
@@ -230,7 +232,7 @@ def covariance(context: Any, node: Any) -> None:
     rows = mb.sub(x=rows, y=mb.reduce_mean(x=rows, axes=[-1], keep_dims=True))
     real = np_dtype(rows).type
     if node.kind == "cov":
-        count = x.shape[-1] - int(known_value(argument(context, node, 1, "correction", 1)))
+        count = x.shape[-1] - int(option(context, node, 1, "correction", 1))
         divided = mb.mul(x=rows, y=real(1 / count))  # before the product, which may overflow
     else:
         rows = mb.real_div(x=rows, y=mb.reduce_l2_norm(x=rows, axes=[-1], keep_dims=True))
@@ -267,7 +269,7 @@ def with_selected_triangle(*, upper: bool) -> Wrap:
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
-        diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
+        diagonal = int(option(context, node, 1, "diagonal", 0))
         if (diagonal <= 0) if upper else (diagonal >= 0):
             return host(context, node)
         x = inputs_of(context, node)[0]
@@ -306,7 +308,7 @@ def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
 @wrapper
 def with_circular_padding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of padding: MIL's `pad` has no mode for circular padding."""
-    mode = known_value(argument(context, node, 2, "mode", "constant"))
+    mode = option(context, node, 2, "mode", "constant")
     if mode != "circular":
         return host(context, node)
     x, pads = inputs_of(context, node)[:2]
@@ -331,7 +333,7 @@ def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
 @wrapper
 def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a mean of windows: elements beyond the end do not count in torch."""
-    divisor = known_value(argument(context, node, 6, "divisor_override"))
+    divisor = option(context, node, 6, "divisor_override")
     if divisor is not None:
         _sums_by(host, context, node, divisor)
         return
@@ -378,7 +380,7 @@ def logcumsumexp(context: Any, node: Any) -> None:
     vanish.
     """
     x = inputs_of(context, node)[0]
-    axis = int(known_value(argument(context, node, 1, "dim", 0))) % x.rank
+    axis = int(option(context, node, 1, "dim", 0)) % x.rank
     length = x.shape[axis]
     if is_symbolic(length):
         most = mb.reduce_max(x=x, axes=[axis], keep_dims=True)
@@ -482,7 +484,7 @@ def multi_head_attention(context: Any, node: Any) -> None:
     keep = _kept_scores(context, node, len(ATTENTION), between=2)
     rows = [arguments[name] for name in ("query", "key", "value")]
     mixed, weights = _attention(rows, arguments, int(known_value(arguments["heads"])), keep)
-    average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
+    average = option(context, node, len(ATTENTION) + 2, "average_attn_weights", True)
     weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False) if average else weights
     for name, value in zip(node.outputs, (mixed, weights), strict=True):
         context.add(value, torch_name=name)
@@ -525,7 +527,7 @@ def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Va
     mask = argument(context, node, position, "mask")
     if mask is None:
         return None
-    kind = known_value(argument(context, node, position + 1 + between, "mask_type"))
+    kind = option(context, node, position + 1 + between, "mask_type")
     if mask.rank == 2:
         mask = mb.expand_dims(x=mask, axes=[0, 1] if kind == QUERIES else [1, 2])
     elif mask.rank != 4:
@@ -551,7 +553,7 @@ def with_repeats(host: Convert, context: Any, node: Any) -> None:
         return
     if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
         return host(context, node)
-    axis = known_value(argument(context, node, 2, "dim"))
+    axis = option(context, node, 2, "dim")
     if axis is None:
         x, axis = mb.reshape(x=x, shape=[-1]), 0
     counts = np.ravel(times).astype(np.int64)
@@ -583,13 +585,13 @@ def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
     A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1
     have the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
     """
-    length = known_value(argument(context, node, 3, "output_size"))
+    length = option(context, node, 3, "output_size")
     if length is None:
         raise NotImplementedError(
             f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: "
             "give their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
         )
-    axis = known_value(argument(context, node, 2, "dim"))
+    axis = option(context, node, 2, "dim")
     if axis is None:
         x, axis = mb.reshape(x=x, shape=[-1]), 0
     ends = mb.cumsum(x=mb.cast(x=counts, dtype="int32"), axis=0)
@@ -606,7 +608,7 @@ def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
 @wrapper
 def with_grouped_heads(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of attention with fewer key than query heads (`enable_gqa=True`)."""
-    if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
+    if bool(option(context, node, 7, "enable_gqa", False)):
         query = inputs_of(context, node)[0]
         for position in (1, 2):
             _repeat_heads(context, node, position, int(query.shape[-3]))
@@ -952,7 +954,7 @@ def _with_dtype(value: float) -> Wrap:
     def wrap(host: Convert, context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
         empty = _is_empty(inputs_of(context, node)[0])
-        waves = known_value(argument(context, node, 1, "dtype")) in COMPLEX_CODES
+        waves = option(context, node, 1, "dtype") in COMPLEX_CODES
         (_fill(value, like=False) if named or empty or waves else host)(context, node)
 
     return wrap
@@ -1052,7 +1054,7 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
     pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
     if pads is None or None in pads or (pads >= 0).all():
         return host(context, node)
-    mode = known_value(argument(context, node, 2, "mode", "constant"))
+    mode = option(context, node, 2, "mode", "constant")
     if isinstance(mode, str) and mode != "constant":
         raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
     begin, end = [0] * x.rank, [0] * x.rank
@@ -1074,10 +1076,10 @@ def _with_dynamic_amounts(host: Convert, context: Any, node: Any) -> None:
     if None not in known and not any(isinstance(v, Var) for v in known):
         return host(context, node)
     place = 3 if node.kind == "pad" else 2
-    mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
+    mode = option(context, node, 2, "mode", "constant") if place == 3 else "constant"
     if mode != "constant":
         raise NotImplementedError(f"{node.name}: mode {mode} needs amounts that are known at conversion")
-    value = known_value(argument(context, node, place, "value")) or 0.0
+    value = option(context, node, place, "value") or 0.0
     for i, amount in enumerate(pads):
         if known[i] != 0:
             x = _lengthened(x, x.rank - 1 - i // 2, amount, value, in_front=i % 2 == 0)
@@ -1195,7 +1197,7 @@ def python_op(context: Any, node: Any) -> None:
 def bucketize(context: Any, node: Any) -> None:
     """Convert `torch.bucketize(x, bounds, right)`: how many bounds lie below x; with `right`, or at it."""
     x, bounds = inputs_of(context, node)[:2]
-    right = bool(known_value(argument(context, node, 3, "right", False)))
+    right = bool(option(context, node, 3, "right", False))
     context.add(_number_below(x, bounds, right, node.name))
 
 
@@ -1205,7 +1207,7 @@ def searchsorted(context: Any, node: Any) -> None:
     coremltools ignores the sorter, and wants as many axes of bounds as of x.
     """
     bounds, x = inputs_of(context, node)[:2]
-    right, side = (known_value(argument(context, node, i, n)) for i, n in ((3, "right"), (4, "side")))
+    right, side = (option(context, node, i, n) for i, n in ((3, "right"), (4, "side")))
     if (order := argument(context, node, 5, "sorter")) is not None:
         bounds = mb.gather_along_axis(x=bounds, indices=mb.cast(x=order, dtype="int32"), axis=-1)
     if bounds.rank > 1:
@@ -1239,7 +1241,7 @@ def _add_scaled(op_type: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         a, b, c = promoted(inputs_of(context, node)[:3])
         scaled = getattr(mb, op_type)(x=b, y=c)
-        value = float(known_value(argument(context, node, 3, "value", 1)))
+        value = float(option(context, node, 3, "value", 1))
         if value != 1:
             scaled = mb.mul(x=scaled, y=types.nptype_from_builtin(scaled.dtype)(value))
         context.add(mb.add(x=a, y=scaled, name=node.name))
@@ -1249,11 +1251,11 @@ def _add_scaled(op_type: str) -> Convert:
 
 def diff(context: Any, node: Any) -> None:
     """Convert `torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1, also of booleans."""
-    n = known_value(argument(context, node, 1, "n", 1))
+    n = option(context, node, 1, "n", 1)
     if n != 1:
         raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
     x = inputs_of(context, node)[0]
-    axis = int(known_value(argument(context, node, 2, "dim", -1))) % x.rank
+    axis = int(option(context, node, 2, "dim", -1)) % x.rank
     ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
     parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
     x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
@@ -1273,10 +1275,8 @@ def matrix_transpose(context: Any, node: Any) -> None:
 def adjoint(context: Any, node: Any) -> None:
     """Convert `x.mH`: exchange the last two axes, and take the conjugate."""
     (conjugate if is_complex(inputs_of(context, node)[0]) else resolved)(context, node)
-    context.push(([node.inputs[0]], [context[node.name]]))
-    complex_numbers.with_complex_parts(matrix_transpose)(context, node)
-    turned = context[node.name]
-    context.pop()
+    turn, given = complex_numbers.with_complex_parts(matrix_transpose), {node.inputs[0]: context[node.name]}
+    (turned,) = converted(turn, context, node, given)
     context.add(turned, node.name, override=True)
 
 
@@ -1312,9 +1312,9 @@ def _with_promotion(host: Convert, context: Any, node: Any) -> None:
 def _with_real_options(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an activation: integer options, as in `Threshold(0, 1)`, become floats."""
     x, *options = inputs_of(context, node)
-    for i, option in enumerate(options, 1):
-        if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
-            real = np.asarray(option.val, dtype=np_dtype(x))
+    for i, given in enumerate(options, 1):
+        if isinstance(given, Var) and given.val is not None and np_dtype(given).kind in "iu":
+            real = np.asarray(given.val, dtype=np_dtype(x))
             read_instead(context, node, i, mb.const(val=real[()], name=f"{node.name}_option_{i}"))
     host(context, node)
 

@@ -21,6 +21,7 @@ from anesurgery.frontend.arguments import (
     is_one,
     keyword,
     known_value,
+    option,
     promoted,
     read_instead,
     wrapper,
@@ -50,7 +51,7 @@ def with_named_string(key: str, position: int) -> Any:
 
 def gelu(context: Any, node: Any) -> None:
     """Convert `gelu(x, approximate="none")`, exact or by tanh."""
-    form = known_value(argument(context, node, 1, "approximate", "none"))
+    form = option(context, node, 1, "approximate", "none")
     mode = "TANH_APPROXIMATION" if form == "tanh" else "EXACT"
     context.add(mb.gelu(x=inputs_of(context, node)[0], mode=mode, name=node.name))
 
@@ -68,7 +69,7 @@ def with_factor(position: int) -> Any:
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
-        alpha = known_value(argument(context, node, 2, "alpha", 1))
+        alpha = option(context, node, 2, "alpha", 1)
         if alpha != 1:
             name = f"{node.name}_scaled"
             x, factor = promoted([inputs_of(context, node)[position], alpha])
@@ -90,7 +91,7 @@ def variance(*, root: bool) -> Convert:
             axes = argument(context, node, 1, "dim")
             older = argument(context, node, 2, "unbiased")  # what older overloads call the same argument
             correction = argument(context, node, 2, "correction", older)
-        kept = bool(known_value(argument(context, node, 3, "keepdim", False)))
+        kept = bool(option(context, node, 3, "keepdim", False))
         spread = _variance(x, known_value(axes), known_value(correction), kept)
         context.add(mb.sqrt(x=spread, name=node.name) if root else mb.identity(x=spread, name=node.name))
 
@@ -153,7 +154,7 @@ def with_threshold(host: Convert, context: Any, node: Any) -> None:
 def convert_round(context: Any, node: Any) -> None:
     """Convert `round(x, decimals=0)`."""
     x = inputs_of(context, node)[0]
-    decimals = int(known_value(argument(context, node, 1, "decimals", 0)))
+    decimals = int(option(context, node, 1, "decimals", 0))
     dtype = np_dtype(x).type
     if not decimals:
         context.add(mb.round(x=x, name=node.name))
@@ -252,7 +253,7 @@ def nan_to_num(context: Any, node: Any) -> None:
     x = _as_float(inputs_of(context, node)[0])
     largest = np.finfo(np_dtype(x)).max
     nan, high, low = (
-        default if (given := known_value(argument(context, node, i, name, None))) is None else given
+        default if (given := option(context, node, i, name, None)) is None else given
         for i, name, default in ((1, "nan", 0.0), (2, "posinf", largest), (3, "neginf", -largest))
     )
     real = np_dtype(x).type
@@ -268,7 +269,7 @@ def product(context: Any, node: Any) -> None:
     x = mb.cast(x=arguments[0], dtype="int32") if types.is_bool(arguments[0].dtype) else arguments[0]
     by_axis = len(arguments) > 1 and (len(arguments) > 2 or node.kind.endswith("dim_int"))
     axes = [int(known_value(arguments[1]))] if by_axis else None
-    keep = bool(known_value(argument(context, node, 2, "keepdim", False))) if by_axis else False
+    keep = bool(option(context, node, 2, "keepdim", False)) if by_axis else False
     context.add(mb.reduce_prod(x=x, axes=axes, keep_dims=keep, name=node.name))
 
 
@@ -288,14 +289,14 @@ def order_statistic(*, median: bool) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
         axis, keep = (
-            known_value(argument(context, node, i + (not median), name, default))
+            option(context, node, i + (not median), name, default)
             for i, name, default in ((1, "dim", None if median else -1), (2, "keepdim", False))
         )
         flat = mb.reshape(x=x, shape=[-1]) if axis is None else x
         along = 0 if axis is None else int(axis) % x.rank
         if is_symbolic(flat.shape[along]):
             raise NotImplementedError(f"{node.name}: {node.kind} along an axis of dynamic length, {x.shape}")
-        k = (flat.shape[along] + 1) // 2 if median else int(known_value(argument(context, node, 1, "k")))
+        k = (flat.shape[along] + 1) // 2 if median else int(option(context, node, 1, "k"))
         least = mb.topk(x=flat, k=k, axis=along, ascending=True)
         ends = [
             mb.slice_by_size(
@@ -319,7 +320,7 @@ def cumulative(*, largest: bool) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
-        axis = int(known_value(argument(context, node, 1, "dim"))) % x.rank
+        axis = int(option(context, node, 1, "dim")) % x.rank
         if any(map(is_symbolic, x.shape)):
             raise NotImplementedError(f"{node.name}: {node.kind} of a dynamic shape, {x.shape}")
         length, reach = int(x.shape[axis]), 1
@@ -427,7 +428,7 @@ def cdist(context: Any, node: Any) -> None:
 def with_front_axis(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.cumsum(x, axis)`: MIL takes no negative axis but -1."""
     x = inputs_of(context, node)[0]
-    axis = known_value(argument(context, node, 1, "dim"))
+    axis = option(context, node, 1, "dim")
     if axis is not None and int(axis) < -1:
         front = mb.const(val=np.int32(int(axis) + x.rank), name=f"{node.name}_axis")
         read_instead(context, node, 1, front)
@@ -451,7 +452,7 @@ def with_integer_floor_divide(host: Convert, context: Any, node: Any) -> None:
 def with_integer_rounding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.div(a, b, rounding_mode=...)`, as that of `a // b`."""
     operands = inputs_of(context, node)[:2]
-    mode = known_value(argument(context, node, 2, "rounding_mode"))
+    mode = option(context, node, 2, "rounding_mode")
     if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
         if mode == "floor" and is_one(operands[1]):
             context.add(mb.floor(x=promoted(operands)[0], name=node.name))

@@ -13,9 +13,11 @@ from anesurgery.frontend.arguments import (
     Convert,
     Wrap,
     argument,
+    converted,
     dtype_of,
     inputs_of,
     known_value,
+    option,
     promoted,
     wrapper,
 )
@@ -29,11 +31,11 @@ from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, types
 def with_choice_among_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
     x = inputs_of(context, node)[0]
-    if known_value(argument(context, node, 1, "dim", None)) is not None:
+    if option(context, node, 1, "dim", None) is not None:
         return host(context, node)
     if types.is_int(x.dtype):
         x = mb.cast(x=x, dtype="int32")
-    keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
+    keep = bool(option(context, node, 2, "keepdim", False))
     choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
     place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
     context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
@@ -81,7 +83,7 @@ def diagonal(context: Any, node: Any) -> None:
     """Convert `torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
     x = inputs_of(context, node)[0]
     offset, first, second = (
-        int(known_value(argument(context, node, i, name, default)))
+        int(option(context, node, i, name, default))
         for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
     )
     axes = [first % x.rank, second % x.rank]
@@ -111,10 +113,8 @@ def with_one_dtype(host: Convert, context: Any, node: Any) -> None:
     if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
         return host(context, node)
     cast = promoted(list(values))
-    context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
-    host(context, node)
-    made = context[node.name]
-    context.pop()
+    named = {name: cast} if isinstance(name, str) else dict(zip(name, cast, strict=True))
+    (made,) = converted(host, context, node, named)
     context.add(made, torch_name=node.name)
 
 
@@ -203,9 +203,7 @@ def narrow(context: Any, node: Any) -> None:
 def with_rolls_to_the_left(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.roll`: Core ML keeps the sign of a negative shift by a dynamic length."""
     x = inputs_of(context, node)[0]
-    shifts, axes = (
-        np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
-    )
+    shifts, axes = (np.ravel(option(context, node, i, n, ())) for i, n in ((1, "shifts"), (2, "dims")))
     if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
         return host(context, node)
     flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
@@ -232,7 +230,7 @@ def with_places(host: Convert, context: Any, node: Any) -> None:
         context.add((largest, None), torch_name=node.name, override=True)
         return
     kernel, stride, pad = (
-        np.resize(known_value(argument(context, node, i, name, 0)), x.rank - 2).astype(int)
+        np.resize(option(context, node, i, name, 0), x.rank - 2).astype(int)
         for i, name in ((1, "kernel_size"), (2, "stride"), (3, "padding"))
     )
     places = _places_of_maxima(x, largest.shape[2 - x.rank :], kernel, stride if stride.any() else kernel, pad)
@@ -291,7 +289,7 @@ def with_running_statistics(host: Convert, context: Any, node: Any) -> None:
     x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
     if mean is None or variance is None or bool(known_value(of_input)):
         return host(context, node)
-    epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
+    epsilon = float(option(context, node, 7, "eps", 1e-5))
     number = np_dtype(x).type
     given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
     known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
@@ -336,10 +334,7 @@ def with_any_output_padding(host: Convert, context: Any, node: Any) -> None:
 
 def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
     """Return each argument for every axis; one that is not given is 0 for a padding, else 1."""
-    given = {
-        name: known_value(argument(context, node, i, name, int("padding" not in name)))
-        for name, i in places.items()
-    }
+    given = {name: option(context, node, i, name, int("padding" not in name)) for name, i in places.items()}
     return {name: np.resize(np.asarray(value, np.int32), rank) for name, value in given.items()}
 
 
@@ -378,7 +373,7 @@ def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
 
     MIL samples images only; volumes are sampled by one gather of the neighbours of each point.
     """
-    if known_value(argument(context, node, 2, "interpolation_mode", BILINEAR)) == BICUBIC:
+    if option(context, node, 2, "interpolation_mode", BILINEAR) == BICUBIC:
         raise NotImplementedError(f"{node.name}: bicubic sampling; Core ML samples bilinearly, or the nearest")
     grid = node.inputs[1]
     held = f"{grid}_align_corners"

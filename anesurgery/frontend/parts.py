@@ -19,6 +19,7 @@ from anesurgery.frontend.arguments import (
     dtype_of,
     inputs_of,
     known_value,
+    option,
     promoted,
     wrapper,
 )
@@ -53,7 +54,7 @@ def as_strided(context: Any, node: Any) -> None:
     x, *numbers = inputs_of(context, node)[:3]
     size, stride = ([int(known_value(v)) for v in _each(values)] for values in numbers)
     shape, strides = _static_shape(x, node), (node.meta or {}).get(STRIDES)
-    offset = known_value(argument(context, node, 3, "storage_offset"))
+    offset = option(context, node, 3, "storage_offset")
     if strides is None or offset is not None:
         how = "" if offset is None else f" with storage_offset {offset}"
         words = f"as_strided{how} of what lies in memory in a way that is not known"
@@ -214,7 +215,7 @@ def _index_write(mode: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x, axis, at, source = inputs_of(context, node)[:4]
         x, source = promoted([x, source])
-        alpha = float(known_value(argument(context, node, 4, "alpha", 1)))
+        alpha = float(option(context, node, 4, "alpha", 1))
         if alpha != 1:
             source = mb.mul(x=source, y=types.nptype_from_builtin(source.dtype)(alpha))
         context.add(_scattered(x, int(known_value(axis)) % x.rank, at, source, mode, node))
@@ -235,7 +236,7 @@ def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, node: Any) ->
 def with_index_put(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x[:, at] = y` and `x[:, at] += y`, to write at positions on one axis."""
     x, by_axis, source = inputs_of(context, node)[:3]
-    added = bool(known_value(argument(context, node, 3, "accumulate", False)))
+    added = bool(option(context, node, 3, "accumulate", False))
     axes = [axis for axis, at in enumerate(by_axis) if at is not None] if isinstance(by_axis, list) else []
     indices = [by_axis[axis] for axis in axes]
     if axes == [0] and types.is_bool(indices[0].dtype) and not added and math.prod(source.shape) == 1:
@@ -328,7 +329,7 @@ def with_scatter(host: Convert, context: Any, node: Any) -> None:
     if types.is_bool(x.dtype):
         value = mb.cast(x=value, dtype="int32")
         value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
-        axis = int(known_value(argument(context, node, 1, "dim")))
+        axis = int(option(context, node, 1, "dim"))
         whole = mb.cast(x=x, dtype="int32")
         scattered = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
         context.add(mb.cast(x=scattered, dtype="bool", name=node.name))
@@ -343,8 +344,8 @@ def with_scatter(host: Convert, context: Any, node: Any) -> None:
 def scatter_reduce(context: Any, node: Any) -> None:
     """Convert `x.scatter_reduce(axis, at, source, "sum", include_self=True)`; also mean, prod, amax, amin."""
     x, axis, at, source = inputs_of(context, node)[:4]
-    how, axis = str(known_value(argument(context, node, 4, "reduce"))), int(known_value(axis))
-    with_self = bool(known_value(argument(context, node, 5, "include_self", True)))
+    how, axis = str(option(context, node, 4, "reduce")), int(known_value(axis))
+    with_self = bool(option(context, node, 5, "include_self", True))
     number = np_dtype(x).type
 
     def scattered(data: Any, updates: Any, mode: str, **named: Any) -> Var:
@@ -374,9 +375,9 @@ def embedding_bag(context: Any, node: Any) -> None:
     ids. Only the first of torch's four results is given; the others serve gradients.
     """
     weight, ids, offsets = inputs_of(context, node)[:3]
-    number, mode = np_dtype(weight).type, int(known_value(argument(context, node, 4, "mode", 0)))
+    number, mode = np_dtype(weight).type, int(option(context, node, 4, "mode", 0))
     _need_static(node, ids, offsets)
-    to_end = bool(known_value(argument(context, node, 7, "include_last_offset", False)))
+    to_end = bool(option(context, node, 7, "include_last_offset", False))
     count, bags = int(ids.shape[0]), int(offsets.shape[0]) - to_end
     even = offsets.val is not None and np.array_equal(offsets.val * bags, np.arange(bags + to_end) * count)
     shape = [bags, count // bags] if even else [1, count]
@@ -387,7 +388,7 @@ def embedding_bag(context: Any, node: Any) -> None:
     inside: Any = np.ones((*shape, 1), np.bool_)
     if not even:
         inside = _inside_bags(offsets, bags, count)
-    padding = known_value(argument(context, node, 8, "padding_idx"))
+    padding = option(context, node, 8, "padding_idx")
     if padding is not None and padding >= 0:
         inside = mb.logical_and(x=inside, y=by_bag(mb.not_equal(x=ids, y=np.int32(padding))))
     rows, kept = by_bag(mb.gather(x=weight, indices=ids, axis=0)), mb.cast(x=inside, dtype=dtype_of(weight))

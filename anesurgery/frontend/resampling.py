@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value, option
 from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, producer, types
 
 
@@ -156,7 +156,7 @@ def _is_at_least_ios17() -> bool:
 
 def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:
     """Return the scale of each axis, arguments from `first` on; each is None where a size is given."""
-    stated = [known_value(argument(context, node, first + i, "")) for i in range(axes)]
+    stated = [option(context, node, first + i, "") for i in range(axes)]
     scales = list(stated[0]) if np.ndim(stated[0]) else stated
     # coremltools holds them in fp32, whose shortest form is what was written: 1.7, and not 1.7000000477
     return [None if s is None else float(str(known_value(s))) for s in scales]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value, wrapper
+from anesurgery.frontend.arguments import Convert, converted, dtype_of, inputs_of, known_value, wrapper
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import Var, mb, types
 
@@ -319,10 +319,7 @@ def written_as(context: Any, node: Any) -> None:
 def with_written_dtype(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `copy(target, value)`, as exported programs have it, to keep the target's dtype."""
     target, value = inputs_of(context, node)[:2]
-    context.push(([node.inputs[1]], [_in_dtype_of(target, value)]))
-    host(context, node)
-    written = context[node.name]
-    context.pop()
+    (written,) = converted(host, context, node, {node.inputs[1]: _in_dtype_of(target, value)})
     context.add(written, torch_name=node.name)
 
 

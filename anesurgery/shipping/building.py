@@ -11,13 +11,11 @@ of the model its inputs, outputs and states, the context, and which chunks have 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +50,7 @@ from anesurgery.mil import (
     patched,
     quiet_host,
     replace_uses,
+    silent_host,
     static_shape,
     types,
 )
@@ -449,7 +448,7 @@ class _Builder:
                 from coremltools.optimize import coreml as host
             settings = read_mode(f"linear-{self.options.bits}").settings
             config = host.OptimizationConfig(host.OpLinearQuantizerConfig(**settings))
-            with quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+            with silent_host():
                 made = host.linear_quantize_weights(to_mlmodel(load(model)), config)
             save(load(made), place)
 

@@ -22,9 +22,7 @@ rewritten because torch cannot trace `scatter` of a plain bool, nor coremltools 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from anesurgery import frontend
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.frontend.length_choices import LengthError
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import ct, silent_host
 
 MAX_DIFFERENCE = 1e-3
 """Largest accepted difference of a trace from its module, as a share of the range of the output in fp32."""
@@ -326,7 +324,7 @@ def traced_package(
     """
     prepare(module)
     try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+        with torch.no_grad(), silent_host():
             trace: Any = torch.jit.trace
             with Traceable() as mode:
                 traced = trace(call, tuple(examples), check_trace=False)

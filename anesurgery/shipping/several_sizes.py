@@ -11,11 +11,9 @@ function of the length that interpolates between these 8. The user calls it befo
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import zip_longest
@@ -49,7 +47,7 @@ from anesurgery.mil import (
     ct,
     exclusive,
     function_of,
-    quiet_host,
+    silent_host,
 )
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.placement.inspection import Inspection
@@ -549,7 +547,7 @@ def _convert_module(module: Any, inputs: Mapping[str, tuple[tuple[int, ...], Any
     examples = tuple(torch.from_numpy(np.zeros(shape, kind)) for shape, kind in inputs.values())
     was_training = module.training
     try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+        with torch.no_grad(), silent_host():
             trace: Any = torch.jit.trace
             return ct.convert(
                 trace(module.eval(), examples, check_trace=False),

@@ -3,7 +3,7 @@
 `fitting` builds the grid of a form for one weight and rounds the rows to it, and `Grid.form` gives the
 op that decodes them. Here a grid is whole numbers times one scale for each output channel. A scale is chosen by
 the error of the products, so it may clip a few large numbers. The grids of palettes are in `tables`, those with
-zeros in `zeros`.
+zeros in `fitting`.
 """
 
 from __future__ import annotations

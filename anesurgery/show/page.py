@@ -314,22 +314,6 @@ class Run:
     title: str
 
 
-class TopNumber(NamedTuple):
-    """A number at the top of a page."""
-
-    name: str
-    value: str
-    remark: str
-
-
-class AneShare(NamedTuple):
-    """A share of the Neural Engine, as a number and in words."""
-
-    name: str
-    share: float
-    words: str
-
-
 @dataclass(frozen=True)
 class PageView:
     """An inspection as the templates need it; a page with `after` has two."""
@@ -340,8 +324,10 @@ class PageView:
     """What is shown."""
     verdict: str
     """The verdict in a sentence."""
-    numbers: list[TopNumber]
-    shares: list[AneShare]
+    numbers: list[tuple[str, str, str]]
+    """(name, value, remark)."""
+    shares: list[tuple[str, float, str]]
+    """(name, share of the Neural Engine, the same in words)."""
     legend: list[tuple[str, str, int]]
     """(unit in style sheets, in words, its ops). `numbers`, `shares` and `legend` stand at the top."""
     bar: list[Run]
@@ -471,44 +457,42 @@ def page_view(
     )
 
 
-def numbers(inspection: Inspection) -> list[TopNumber]:
+def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     """Return the numbers at the top."""
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
     rules = len({f.rule for f in inspection.all_findings})
     top = [
-        TopNumber("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
-        TopNumber(
-            "Neural Engine cannot run", f"{illegal:,}", f"unclear for {unknown:,} more" if unknown else ""
-        ),
-        TopNumber("segments", f"{segments:,}", counted(inspection.switches, "switch")),
-        TopNumber("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
+        ("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
+        ("Neural Engine cannot run", f"{illegal:,}", f"unclear for {unknown:,} more" if unknown else ""),
+        ("segments", f"{segments:,}", counted(inspection.switches, "switch")),
+        ("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]
     if (time := inspection.time) is not None:
-        top.append(TopNumber("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
+        top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {byte_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         wide = f", {byte_words(memory.expanded)} expanded" if memory.expanded else ""
-        top.append(TopNumber("weights", byte_words(memory.weights), limit + chunks + wide))
+        top.append(("weights", byte_words(memory.weights), limit + chunks + wide))
         largest = f"largest {byte_words(memory.largest)}"
-        top.append(TopNumber("activations", byte_words(memory.activations), largest))
+        top.append(("activations", byte_words(memory.activations), largest))
         if memory.states:
             traffic = f"{byte_words(memory.state_traffic)} a call"
-            top.append(TopNumber("states", byte_words(memory.states), traffic))
+            top.append(("states", byte_words(memory.states), traffic))
         if app := summary.app_words(memory):
-            top.append(TopNumber("in an app", byte_words(memory.needed), app))
+            top.append(("in an app", byte_words(memory.needed), app))
     return top
 
 
-def shares(inspection: Inspection) -> list[AneShare]:
+def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
     """Return the shares of the Neural Engine: of the ops, and of the work if it was counted."""
     residency = inspection.residency
     words = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
     return [
-        AneShare(f"of {word} on the Neural Engine", residency[what], summary.share_words(inspection, what))
+        (f"of {word} on the Neural Engine", residency[what], summary.share_words(inspection, what))
         for what, word in words.items()
     ]
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,7 @@ from anesurgery.ops import names
 from anesurgery.regions.compressed_weights import Form, Result
 
 PROGRAM = names(
-    "correcting fitting grids input_moments running_samples second_order tables weight_rows zeros "
-    "../regions/clusters"
+    "correcting fitting grids input_moments running_samples second_order tables weight_rows ../regions/clusters"
 )
 """The modules that decide what a weight becomes, seen from here."""
 NO_ARRAY: Array = np.empty(0)
@@ -99,17 +99,10 @@ class Finished:
         return wait
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Stands for the `Var` of a weight in another process: `correct` reads only `val`."""
-
-    val: Array
-
-
 def portable(candidate: Candidate) -> Candidate:
     """Return a weight and how its first op reads it, without the program, to send to another process."""
     nothing: Any = None
-    numbers: Any = _Numbers(np.array(candidate.var.val))
+    numbers: Any = SimpleNamespace(val=np.array(candidate.var.val))  # `correct` reads only this of a `Var`
     return Candidate(numbers, (replace(candidate.readers[0], op=nothing, inputs=nothing),))
 
 

@@ -6,6 +6,7 @@ a sum, without an error. A function `with_...` wraps the host's own converter; t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -229,9 +230,8 @@ OUTER += [-1.1654551e-4]
 """erfinv(x) / x, fitted as polynomials of w - 2.5, for w < 5, and of sqrt(w) - 3; w is -log(1 - x^2)."""
 
 
-def erfinv(context: Any, node: Any) -> None:
-    """Convert `torch.erfinv(x)`, to 1e-6 of the result in fp32 for each x from -1 to 1; beyond it is NaN."""
-    x = _as_float(inputs_of(context, node)[0])
+def erfinv_of(x: Var, **name: str) -> Var:
+    """Build erfinv(x), to 1e-6 of the result in fp32 for each x from -1 to 1; beyond it is NaN."""
     real = np_dtype(x).type
     w = mb.mul(x=mb.log(x=mb.mul(x=mb.sub(x=real(1), y=x), y=mb.add(x=x, y=real(1)))), y=real(-1))
     sides = []
@@ -242,7 +242,7 @@ def erfinv(context: Any, node: Any) -> None:
         sides.append(mb.mul(x=y, y=x))
     y = mb.select(cond=mb.less(x=w, y=real(5)), a=sides[0], b=sides[1])
     end = mb.equal(x=mb.abs(x=x), y=real(1))
-    context.add(mb.select(cond=end, a=mb.mul(x=x, y=real(np.inf)), b=y, name=node.name))
+    return mb.select(cond=end, a=mb.mul(x=x, y=real(np.inf)), b=y, **name)
 
 
 def nan_to_num(context: Any, node: Any) -> None:
@@ -482,9 +482,8 @@ SERIES_UP_TO = 0.2
 """Below this magnitude asinh is computed by its series, whose first omitted term is 8e-8 of the result."""
 
 
-def asinh(context: Any, node: Any) -> None:
-    """Convert `torch.asinh(x)`: log |x| + log(1 + sqrt(1 + 1/x^2)) never overflows; small x by a series."""
-    x = _as_float(inputs_of(context, node)[0])
+def asinh_of(x: Var, **name: str) -> Var:
+    """Build asinh(x): log |x| + log(1 + sqrt(1 + 1/x^2)) never overflows; small x by a series."""
     number = np_dtype(x).type
     size = mb.maximum(x=mb.abs(x=x), y=number(SERIES_UP_TO))
     inverse = mb.real_div(x=number(1), y=size)
@@ -496,16 +495,24 @@ def asinh(context: Any, node: Any) -> None:
         series = mb.add(x=mb.mul(x=square, y=series), y=number(factor))
     small = mb.less(x=mb.abs(x=x), y=number(SERIES_UP_TO))
     signed = mb.mul(x=mb.sign(x=x), y=large)
-    context.add(mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, name=node.name))
+    return mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, **name)
 
 
-def acosh(context: Any, node: Any) -> None:
-    """Convert `torch.acosh(x)`: log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), which never overflows."""
-    x = _as_float(inputs_of(context, node)[0])
+def acosh_of(x: Var, **name: str) -> Var:
+    """Build acosh(x): log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), which never overflows."""
     one = np_dtype(x).type(1)
     roots = [mb.sqrt(x=side) for side in (mb.sub(x=x, y=one), mb.add(x=x, y=one))]
     share = mb.real_div(x=mb.mul(x=roots[0], y=roots[1]), y=x)
-    context.add(mb.add(x=mb.log(x=x), y=mb.log(x=mb.add(x=share, y=one)), name=node.name))
+    return mb.add(x=mb.log(x=x), y=mb.log(x=mb.add(x=share, y=one)), **name)
+
+
+def of_one_float(build: Callable[..., Var]) -> Convert:
+    """Return the converter of a function of one float."""
+
+    def convert(context: Any, node: Any) -> None:
+        context.add(build(_as_float(inputs_of(context, node)[0]), name=node.name))
+
+    return convert
 
 
 def _as_float(x: Var) -> Var:
@@ -550,7 +557,7 @@ CONVERSIONS: dict[str, Convert] = {
     "fmod": fmod,
     "erfc": erfc,
     "signbit": signbit,
-    **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), erfinv),
+    **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), of_one_float(erfinv_of)),
     "prims::var": variance(root=False),
     "prims::sum": prims_sum,
     "prims::hypot": hypot,
@@ -587,8 +594,8 @@ WRAPPERS: dict[str, Wrap] = {
     "floor_divide": with_integer_floor_divide,
     "broadcast_tensors": with_scalars,
     # The host's own write ops that MIL does not have.
-    **dict.fromkeys(("asinh", "arcsinh"), lambda _: asinh),
-    **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
+    **dict.fromkeys(("asinh", "arcsinh"), lambda _: of_one_float(asinh_of)),
+    **dict.fromkeys(("acosh", "arccosh"), lambda _: of_one_float(acosh_of)),
     **dict.fromkeys(("argsort", "sort"), without_stable),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
     **dict.fromkeys(("ceil", "floor"), with_integers_kept),

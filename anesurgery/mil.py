@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import logging
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -135,6 +136,13 @@ def patched(holder: Any, name: str, value: Any) -> Iterator[None]:
 def quiet_host() -> Silence:
     """Silence what coremltools prints about the platform and untested versions of its neighbours."""
     return _SILENCE
+
+
+@contextmanager
+def silent_host() -> Iterator[None]:
+    """Silence coremltools wholly: its progress bars too."""
+    with quiet_host(), redirect_stderr(io.StringIO()):
+        yield
 
 
 with quiet_host():

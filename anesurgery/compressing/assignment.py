@@ -466,23 +466,10 @@ def measure_forms(
     finished: Finished,
     max_bytes: int | None = None,
 ) -> dict[Var, str]:
-    """Choose the form of each weight by correcting it in every form alone, in the plain model.
+    """Choose as `estimate_forms` does, by correcting each weight in every form alone, in the plain model.
 
-    Args:
-        loaded: the model.
-        name: of the function.
-        samples: inputs of the function.
-        forms: weight -> the forms that it may have.
-        bits: the most bits of a number, on average.
-        version: the specification version.
-        finished: corrects weights.
-        max_bytes: for all weights, in place of those bits.
-
-    Returns:
-        Weight -> its form; a weight that is missing stays as it is.
-
-    Raises:
-        SurgeryError: even the smallest forms have more bits.
+    `bits` are the most of a number, on average, in place of which `max_bytes` may be given; `version` is that
+    of the specification.
     """
     hessians = plain_moments(loaded, name, samples, list(forms))
     executable = Executable(loaded.program, function=name, fuse=False)

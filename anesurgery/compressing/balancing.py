@@ -317,12 +317,8 @@ def _with_bias(inputs: dict[str, int], op: Operation) -> dict[str, int]:
     return inputs if op.inputs.get("bias") is None else {**inputs, "bias": 0}
 
 
-def _linear_inputs(op: Operation, axis: int) -> dict[str, int] | None:
-    return _with_bias({"weight": 0}, op) if axis == len(op.x.shape) - 1 else None
-
-
-def _conv_inputs(op: Operation, axis: int) -> dict[str, int] | None:
-    return _with_bias({"weight": 0}, op) if axis == 1 else None
+def _weight_inputs(op: Operation, axis: int) -> dict[str, int] | None:
+    return _with_bias({"weight": 0}, op) if axis == _channel_axis(op) else None
 
 
 def _layer_norm_inputs(op: Operation, axis: int) -> dict[str, int] | None:
@@ -352,9 +348,9 @@ def _conv_transpose_inputs(op: Operation, axis: int) -> dict[str, int] | None:
 SCALING_INPUTS: dict[str, Callable[[Operation, int], dict[str, int] | None]] = {
     "layer_norm": _layer_norm_inputs,
     "batch_norm": _batch_norm_inputs,
-    "linear": _linear_inputs,
+    "linear": _weight_inputs,
     "matmul": _matmul_inputs,
-    "conv": _conv_inputs,
+    "conv": _weight_inputs,
     "conv_transpose": _conv_transpose_inputs,
 }
 """Op type -> returns, for an axis of the op's result, the inputs that scale it (name -> their axis), or
@@ -413,15 +409,9 @@ def balance_channels(
 def _unbalanced(reasons: Mapping[Var, str], forms: Mapping[Var, str | None]) -> Iterator[Balanced]:
     """Yield a row for each value that stays, if a product with a weight to compress reads it."""
     for x, reason in reasons.items():
-        if any(forms.get(weight) for op in x.child_ops for weight in _weights(op)):
+        weights = (op.inputs.get(_weight_name(op)) for op in x.child_ops)
+        if any(forms.get(weight) for weight in weights if weight is not None):
             yield Balanced(x.name, tuple(op.name for op in x.child_ops), (0.0, 0.0), reason)
-
-
-def _weights(op: Operation) -> Iterator[Var]:
-    """Yield the inputs of an op that may be its weight."""
-    for name in ("weight", "y"):
-        if isinstance(var := op.inputs.get(name), Var):
-            yield var
 
 
 def _palette_reason(group: Group, forms: Mapping[Var, str | None]) -> str:
@@ -593,14 +583,9 @@ def _error(
     forms: Mapping[Var, str | None],
     range_of: RangeOf | None,
 ) -> float:
-    """Return the squared error of the products with scales over their squares.
+    """Return the squared error of the products with scales 2**exponents over their squares.
 
-    Args:
-        rows: of the weight.
-        inputs: of the op, [groups, number, columns].
-        exponents: of the scales, [channels].
-        forms: weight -> form; it is rounded to the nearest in that.
-        range_of: the range of 8-bit inputs; None where inputs are not quantized.
+    `inputs` are those of the op, [groups, number, columns]; the rest is as in `balance_channels`.
     """
     source = ChannelConstant(rows.op, _weight_name(rows.op), _inputs_axis(rows.op))
     weight = np.asarray(source.var.val, np.float64)

@@ -341,11 +341,7 @@ def _scale_axes(values: Array) -> dict[str, tuple[int, ...]]:
 def _quantize_cache(function: Function, name: str, each: str, scales: Array) -> None:
     """Let a function read and return a cache in 8 bits, if it has that cache.
 
-    Args:
-        function: it is changed.
-        name: the input of the cache.
-        each: "head" or "channel", which has a scale of its own.
-        scales: in the dtype of the cache, of a shape that broadcasts to it.
+    `scales` are in the dtype of the cache, and broadcast to it.
     """
     old = function.inputs.get(name)
     out = next((v for v in function.outputs if v.name == f"{name}{BACK}"), None)

@@ -82,19 +82,9 @@ class _Point:
 def _measure_modes(
     model: MLProgram, modes: Sequence[str], smallest: int, measure: Callable[[MLProgram], tuple[int, Cost]]
 ) -> tuple[list[_Point], list[str]]:
-    """Compress a model in each mode, and measure it.
+    """Compress a model in each mode by name; return the points, and a note for each mode that has none.
 
-    Args:
-        model: the model before; a pipeline and chunks have no points.
-        modes: names such as "palettize-4" (`compressing.modes`).
-        smallest: weights with more elements are compressed.
-        measure: returns the bytes of the weights of a model, and its loss.
-
-    Returns:
-        The points, and a note for each mode that has none.
-
-    Raises:
-        SurgeryError: there is no such mode.
+    `measure` returns the bytes of the weights of a model, and its loss.
     """
     read = {name: read_mode(name) for name in modes}
     if not read:

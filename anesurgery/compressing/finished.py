@@ -15,42 +15,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing import (
-    correcting,
-    fitting,
-    grids,
-    input_moments,
-    running_samples,
-    second_order,
-    tables,
-    weight_rows,
-    zeros,
-)
+from anesurgery.compressing import fitting
 from anesurgery.compressing.correcting import Candidate, CorrectedWeight, correct, decode, form_bytes
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Workers, result
 from anesurgery.files.writing import write_atomically
 from anesurgery.mil import Array, types
-from anesurgery.regions import clusters
+from anesurgery.ops import names
 from anesurgery.regions.compressed_weights import Form, Result
 
-PROGRAM = (
-    correcting,
-    fitting,
-    grids,
-    input_moments,
-    running_samples,
-    second_order,
-    tables,
-    weight_rows,
-    zeros,
-    clusters,
+PROGRAM = names(
+    "correcting fitting grids input_moments running_samples second_order tables weight_rows ../regions/clusters"
 )
-"""The modules that decide what a weight becomes."""
+"""The modules that decide what a weight becomes, seen from here."""
 NO_ARRAY: Array = np.empty(0)
 ABOUT = "about"
 """The entry of a file with the JSON that describes its arrays."""
@@ -117,17 +99,10 @@ class Finished:
         return wait
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Stands for the `Var` of a weight in another process: `correct` reads only `val`."""
-
-    val: Array
-
-
 def portable(candidate: Candidate) -> Candidate:
     """Return a weight and how its first op reads it, without the program, to send to another process."""
     nothing: Any = None
-    numbers: Any = _Numbers(np.array(candidate.var.val))
+    numbers: Any = SimpleNamespace(val=np.array(candidate.var.val))  # `correct` reads only this of a `Var`
     return Candidate(numbers, (replace(candidate.readers[0], op=nothing, inputs=nothing),))
 
 
@@ -135,8 +110,8 @@ def portable(candidate: Candidate) -> Candidate:
 def _program_digest() -> bytes:
     """Return a digest of the source of `PROGRAM`: another version of it may give other weights."""
     digest = hashlib.blake2b()
-    for module in PROGRAM:
-        digest.update(Path(str(module.__file__)).read_bytes())
+    for module in sorted(PROGRAM):
+        digest.update((Path(__file__).parent / f"{module}.py").read_bytes())
     return digest.digest()
 
 

@@ -3,7 +3,7 @@
 `fitting` builds the grid of a form for one weight and rounds the rows to it, and `Grid.form` gives the
 op that decodes them. Here a grid is whole numbers times one scale for each output channel. A scale is chosen by
 the error of the products, so it may clip a few large numbers. The grids of palettes are in `tables`, those with
-zeros in `zeros`.
+zeros in `fitting`.
 """
 
 from __future__ import annotations
@@ -149,16 +149,8 @@ def fit_scales(
 ) -> ScaledGrid:
     """Return the grid whose scales, out of `SHRUNK`, leave the least error when rounding to the nearest.
 
-    The squared error of each number counts by the diagonal of its Hessian.
-
-    Args:
-        rows: [groups, rows, columns].
-        hessians: [groups, columns, columns].
-        channels: [groups, rows]: the output channel of each row.
-        axis: of the weight along which the channels lie.
-        rank: of the weight.
-        bits: 4 or 8.
-        dtype: of the scales.
+    The squared error of each number counts by the diagonal of its Hessian. `bits` are 4 or 8; the other
+    arguments are those of `fitting.FormFitter`.
     """
     count = int(channels.max()) + 1
     largest = np.zeros(count)

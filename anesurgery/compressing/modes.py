@@ -7,20 +7,19 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from anesurgery.compressing.weight_forms import IOS18
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import ELEMENTS, sizes_of_type
 from anesurgery.files.progress import advance, work
-from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, patched, quiet_host
+from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, patched, quiet_host, silent_host
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.splitting.graph import Graph, Stretch, carve
@@ -37,8 +36,6 @@ BARS = "tqdm"
 """The module with coremltools' progress bars, which is replaced."""
 SMALLEST = 2048
 """Weights with more elements are compressed: coremltools' own default."""
-IOS18 = 9
-"""The specification version that tables of groups, scales of blocks and 4-bit numbers need."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLE
         chosen: name of a weight -> its mode.
         smallest: weights with more elements are compressed.
     """
-    with quiet_host(), redirect_stderr(io.StringIO()):  # its progress bars
+    with silent_host():
         from coremltools.optimize import coreml as host
         from coremltools.optimize.coreml import _quantization_passes as passes
 
@@ -206,6 +203,3 @@ def _count_ops(weights: Mapping[str, Mode], ops: Iterable[Any], **_: Any) -> Ite
     for op in ops:
         yield op
         advance(op.name in weights)
-
-
-__all__ = ["Compressed", "Mode", "apply_configs", "compress", "read_mode", "stored_bytes", "weight_readers"]

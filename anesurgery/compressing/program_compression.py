@@ -27,6 +27,7 @@ from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.input_moments import LOOKED_UP, InputSize
 from anesurgery.compressing.storing import key_of, shift_biases, store
 from anesurgery.compressing.weight_forms import (
+    IOS16,
     READING,
     Choice,
     bounds_of,
@@ -55,8 +56,6 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
 
-IOS16 = 7
-"""The specification version in which weights can be compressed."""
 MIXED = (2, 3, 4, 6, 8)
 """The bits that are tried where each weight gets its own."""
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
@@ -237,11 +236,7 @@ class ProgramCompression:
     ) -> ProgramResult:
         """Compress the weights, and store them in the program.
 
-        Args:
-            samples: inputs of the function, as compressed programs before this one gave them.
-            plain_samples: the same from plain programs.
-            progress: called after each weight.
-            needs_outputs: False where nothing reads the outputs.
+        The arguments are those of `Correction`.
         """
         if self.plan.how != EVEN:
             self._choose_by_costs(samples)

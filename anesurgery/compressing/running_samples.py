@@ -208,7 +208,7 @@ def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) 
     plan.runs, plan.cache_limit = max(runs, 2), plan.widened_bytes
     for env in envs:
         plan.take(step, env)
-        if _value_bytes(env) > MOST_VALUES // len(envs):
+        if sum(v.nbytes for v in env.values() if isinstance(v, torch.Tensor)) > MOST_VALUES // len(envs):
             for var in {var for var, _, _ in step.outs if isinstance(env.get(var), torch.Tensor)}:
                 in_file = set_aside(env[var].contiguous().numpy(), folder, written=True)
                 env[var] = torch.from_numpy(in_file)
@@ -217,11 +217,6 @@ def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) 
         var = step.op.inputs[name]
         if plan.widened.pop(var, None) is not None:
             release_pages(var.val)
-
-
-def _value_bytes(env: Env) -> int:
-    """Return the bytes of all values of a sample, in memory or in files."""
-    return sum(value.nbytes for value in env.values() if isinstance(value, torch.Tensor))
 
 
 @dataclass(frozen=True)
@@ -275,19 +270,9 @@ def run_side_by_side(
     needs_outputs: bool = True,
     folder: Path | None = None,
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
-    """Run all samples together through a model and the plain one, one op after the other.
+    """Run as `run_op_by_op` does, through a model, whose steps the callback may replace, and the plain one.
 
-    Args:
-        executables: of one function: the model, whose steps the callback may replace, and the plain one.
-        samples: inputs of both.
-        before: called before each of `ops`.
-        ops: at the top level of the function.
-        lookahead: announces ops that may begin early.
-        needs_outputs: False ends the run before the last of `ops`.
-        folder: for values beyond `MOST_VALUES`; the system's folder of temporary files by default.
-
-    Returns:
-        The outputs of both for each sample; nothing without `needs_outputs`.
+    `lookahead` announces ops that may begin early. Returns the outputs of both.
     """
     compressed, plain = executables
     plain_envs: list[Env] = [dict(sampling.bind(plain.function, values, None)) for values in samples[1]]

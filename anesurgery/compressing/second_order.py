@@ -1,6 +1,6 @@
 """GPTQ: round a weight column by column, and let the columns after each take up its error.
 
-`fitting` calls it for each slab of rows, `zeros` to choose which numbers become 0. The squared error of the
+`fitting` calls it for each slab of rows, also to choose which numbers become 0. The squared error of the
 products x @ (w - rounded) has the second moments of the inputs, the sum of x^T x, as its Hessian. Columns whose
 inputs are largest are rounded first. The Cholesky factor of the inverse Hessian says by how much each later
 column must change to take up the error of one that is rounded.

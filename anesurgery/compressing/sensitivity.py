@@ -20,16 +20,7 @@ import numpy as np
 
 from anesurgery.compressing.assignment import Option, Proposal, Row, propose
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.modes import (
-    SMALLEST,
-    Mode,
-    compress,
-    fits,
-    op_name,
-    read_mode,
-    stored_bytes,
-    weight_readers,
-)
+from anesurgery.compressing.modes import SMALLEST, Mode, compress, fits, op_name, read_mode, weight_readers
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import DAMAGED, SurgeryError
@@ -42,6 +33,7 @@ from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load_whole
 from anesurgery.mil import Var, function_of
+from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.splitting.graph import read_graph
 
 MODES = ("palettize-2", "palettize-3", "palettize-4", "palettize-6", "palettize-8")

@@ -257,14 +257,8 @@ def fit_tables(
 ) -> TableGrid:
     """Return the tables with the least weighted squared error of the rows.
 
-    Args:
-        rows: [groups, rows, columns].
-        weights: how much the squared error of each number counts, of that shape.
-        channels: [groups, rows]: the output channel of each row.
-        form: gives the bits of an index, and the output channels of a table or of an entry.
-        axis: of the weight along which the channels lie.
-        rank: of the weight.
-        dtype: of the entries.
+    `weights` say how much the squared error of each number counts, and `form` gives the bits of an index, and
+    the output channels of a table or of an entry. The other arguments are those of `fitting.FormFitter`.
     """
     tables = channels // form.group if form.group else np.zeros_like(channels)
     members = [tables == number for number in range(int(tables.max()) + 1)]
@@ -275,15 +269,6 @@ def fit_tables(
 def build_tables(
     numbers: Sequence[WeightedVectors], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
 ) -> TableGrid:
-    """Return the best tables for the counted numbers of each table.
-
-    Args:
-        numbers: of each table, from `count_numbers`.
-        tables: [groups, rows]: the table of each row.
-        form: gives the bits of an index.
-        axis: of the weight along which the channels lie.
-        rank: of the weight.
-        dtype: of the entries.
-    """
+    """Return the best tables for the counted numbers of each; `tables` [groups, rows] is that of each row."""
     entries = np.stack([weighted(each, 2**form.bits) for each in numbers]).astype(dtype)
     return TableGrid(np.sort(entries, axis=1) if form.vector == 1 else entries, tables, axis, rank)

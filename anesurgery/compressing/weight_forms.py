@@ -291,20 +291,12 @@ REPORTS = {
 """(form, chip) -> a published finding without a time."""
 
 
-def choose_form(
-    name: str, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
-) -> Choice:
-    """Check a form that was asked for by name.
+def choose_form(name: str, target: Target, bounds: frozenset[str], version: int, purpose: str) -> Choice:
+    """Check a form that was asked for by name, such as "sparse-50-palette4"; see `choose`.
 
-    Args:
-        name: such as "sparse-50-palette4".
-        target: chips.
-        bounds: what bounds the products that read the weight.
-        version: the specification version.
-        purpose: "speed" refuses a form that was measured slower; "size" takes it and says so.
-        rows: the evidence; all published pairs by default.
+    "speed" refuses a form that was measured slower; "size" takes it and says so.
     """
-    form, here = read_form(name), _evidence_of(name, bounds, target.families, rows or evidence())
+    form, here = read_form(name), _evidence_of(name, bounds, target.families, evidence())
     if version < form.version:
         return Choice(None, f"{name} needs iOS 18; convert the model for that")
     slow = [str(one) for one in here if one.speed < 1]
@@ -319,18 +311,12 @@ def choose_form(
     return Choice(name, f"asked for; {_unmeasured(target, bounds)}")
 
 
-def choose_activations(
-    target: Target, bounds: frozenset[str], purpose: str, rows: Sequence[Evidence] = ()
-) -> Choice:
+def choose_activations(target: Target, bounds: frozenset[str], purpose: str) -> Choice:
     """Choose 8 bits for weights and inputs, unless the published times are slower on average (geometric mean).
 
-    Args:
-        target: chips.
-        bounds: what bounds the products that read the weight.
-        purpose: "speed" or "size".
-        rows: the evidence; all published pairs by default.
+    The arguments are those of `choose`.
     """
-    here = _evidence_of(W8A8, bounds, target.families, rows or _published((W8A8,)))
+    here = _evidence_of(W8A8, bounds, target.families, _published((W8A8,)))
     if not here:
         return Choice("int8", f"asked for; nothing is known of the speed of {W8A8} on {target.name}", True)
     mean = math.exp(fmean(math.log(one.speed) for one in here))

@@ -4,7 +4,6 @@
 |---|---|
 | `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel`, op by op, by the table of `lowerings` |
 | `values` | the tensors of a file that is written, for which torch's functions stand too |
-| `images` | which inputs and outputs become images |
 
 | from Core AI | |
 |---|---|

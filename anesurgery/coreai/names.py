@@ -58,6 +58,8 @@ GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": 
 CLASSES, LABEL = "classes.", "label."
 """Prefixes in the custom metadata, before the name of an output with probabilities: the labels of a classifier,
 and the output that holds the label."""
+PREFIX = "image."
+"""Prefix in the custom metadata: "image." and the name of an image -> its colour space."""
 OWN = "mil."
 """Prefix of the names of composites that stand for MIL ops: "mil.layer_norm"."""
 FROM_IMAGE, TO_IMAGE = "anesurgery.from_image", "anesurgery.to_image"

@@ -25,7 +25,6 @@ import numpy as np
 from anesurgery import registry
 from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.child import ask
-from anesurgery.coreai.images import PREFIX
 from anesurgery.coreai.lifts import (
     TABLE,
     TOKEN,
@@ -39,7 +38,7 @@ from anesurgery.coreai.lifts import (
     mil_type,
 )
 from anesurgery.coreai.lifts.graphs import as_list, composite_of
-from anesurgery.coreai.names import CLASSES, LABEL, OWN, bits_of, name_of, numpy_of
+from anesurgery.coreai.names import CLASSES, LABEL, OWN, PREFIX, bits_of, name_of, numpy_of
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import new_spec

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery import registry
-from anesurgery.coreai import images, toolkit
+from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX
-from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.lowerings import COMPOSED, MERGED_INTO, MISSING, TABLE, Mode, extras_of
-from anesurgery.coreai.names import CLASSES, LABEL, OWN, numpy_of
+from anesurgery.coreai.names import CLASSES, FROM_IMAGE, LABEL, OWN, PREFIX, TO_IMAGE, numpy_of
 from anesurgery.coreai.toolkit import require
-from anesurgery.coreai.values import Constant, Dense, Value
+from anesurgery.coreai.values import Constant, Dense, Value, array, call, concat
 from anesurgery.display import byte_words
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, NotExpressible, SurgeryError
@@ -49,6 +48,7 @@ from anesurgery.mil import (
     exclusive,
     is_constexpr,
     is_symbolic,
+    static_shape,
     types,
     walk_ops,
 )
@@ -214,6 +214,63 @@ def _lost_parts(loaded: Loaded) -> Iterator[str]:
             yield f"{feature.name} is optional: give it at each call"
 
 
+# -- images at the interface ----------------------------------------------------------------------------
+#
+# Core AI has images of bytes in the order blue, green, red, alpha; MIL has arrays [1, 3, height, width].
+
+COLORS = ("RGB", "BGR")
+"""Colour spaces of Core ML for which Core AI has a format; it has none for gray."""
+
+
+def color_space(feature: Any) -> str:
+    """Return the colour space of an image feature of Core ML; "" for other features."""
+    if feature.type.WhichOneof("Type") != "imageType":
+        return ""
+    return str(feature.type.imageType.ColorSpace.Name(feature.type.imageType.colorSpace))
+
+
+def images_of(description: Any) -> dict[str, str]:
+    """Return name -> colour space, of all inputs and outputs that are images in a Core ML description."""
+    if description is None:
+        return {}
+    parts = [description, *description.functions]
+    features = [feature for part in parts for feature in (*part.input, *part.output)]
+    return {feature.name: space for feature in features if (space := color_space(feature))}
+
+
+def convertible_images(spaces: Mapping[str, str], values: Mapping[str, Var]) -> dict[str, str]:
+    """Return the images that stay images in Core AI: those of three channels and a fixed size."""
+    shapes = {name: static_shape(var) for name, var in values.items() if spaces.get(name) in COLORS}
+    return {n: spaces[n] for n, shape in shapes.items() if shape is not None and (shape[0], shape[1]) == (1, 3)}
+
+
+def from_image(node: Any, colors: str, dtype: str) -> Value:
+    """Return the pixels of an image as an array [1, 3, height, width]."""
+
+    def body(nodes: Any) -> list[Any]:
+        pixels = Value(nodes[0]).cast("fp32").along(2, 0, 3)
+        pixels = pixels if colors == "BGR" else pixels.flip(2)
+        return [pixels.permute([2, 0, 1]).expand([0]).cast(dtype).node]
+
+    (made,) = toolkit.composite(FROM_IMAGE, {"x": toolkit.ops.image_to_tensor(node)}, {"colors": colors}, body)
+    return Value(made)
+
+
+def to_image(x: Value, colors: str) -> Any:
+    """Return an image of an array [1, 3, height, width], rounded to bytes: a choice, as Core ML states none."""
+    height, width = x.shape[2:]
+
+    def body(nodes: Any) -> list[Any]:
+        levels = call("round", Value(nodes[0]).cast("fp32")).maximum(0.0).minimum(255.0)
+        pixels = levels.squeeze([0]).permute([1, 2, 0])
+        pixels = pixels if colors == "BGR" else pixels.flip(2)
+        opaque = array(np.full((height, width, 1), 255.0), "fp32")
+        return [concat([pixels, opaque], 2).cast("uint8").node]
+
+    (made,) = toolkit.composite(TO_IMAGE, {"x": x.node}, {"colors": colors}, body)
+    return toolkit.ops.tensor_to_image(toolkit.image(height, width), made)
+
+
 # -- the functions, op by op ---------------------------------------------------------------------------
 
 MOST_FOLDED = 1024
@@ -266,7 +323,7 @@ class FunctionWriter:
         self.function, self.mode, self.constants = function, mode, constants
         interface = function.inputs | {var.name: var for var in function.outputs}
         spaces = {} if mode.has("write images as tensors") else color_spaces
-        self.images = images.convertible_images(spaces, interface)
+        self.images = convertible_images(spaces, interface)
         self.values: dict[Var, Any] = {}
         """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""
         self.states: dict[Var, Value] = {}
@@ -287,7 +344,11 @@ class FunctionWriter:
             results = {var.name: self._output(var) for var in self._outputs()}
             return results | {new: self.states[inputs[key]].node for key, new in new_states.items()}
 
-        toolkit.graph(name, {key: self._input_type(key, var) for key, var in inputs.items()}, body, new_states)
+        kinds = {
+            key: toolkit.image(*shape_of(var)[2:]) if key in self.images else self.type_of(var)
+            for key, var in inputs.items()
+        }
+        toolkit.graph(name, kinds, body, new_states)
         given = tuple(self._port(key, var, is_state=key in new_states) for key, var in inputs.items())
         return Signature(given, tuple(self._port(var.name, var) for var in self._outputs()))
 
@@ -302,16 +363,13 @@ class FunctionWriter:
     def _outputs(self) -> list[Var]:
         return [var for var in self.function.outputs if self.values.get(var, var) is not None]
 
-    def _input_type(self, name: str, var: Var) -> Any:
-        return toolkit.image(*shape_of(var)[2:]) if name in self.images else self.type_of(var)
-
     def _input(self, name: str, var: Var, node: Any) -> Value:
         is_image = name in self.images
-        return images.from_image(node, self.images[name], self.dtype_of(var)) if is_image else Value(node)
+        return from_image(node, self.images[name], self.dtype_of(var)) if is_image else Value(node)
 
     def _output(self, var: Var) -> Any:
         value = self.value(var)
-        return images.to_image(value, self.images[var.name]) if var.name in self.images else value.node
+        return to_image(value, self.images[var.name]) if var.name in self.images else value.node
 
     def _port(self, name: str, var: Var, *, is_state: bool = False) -> Port:
         is_dict = types.is_dict(var.sym_type)  # of a classifier: its probabilities are written as a tensor

@@ -224,9 +224,10 @@ class Value:
         size = self.length(dim) // count
         return [self.along(dim, i * size, (i + 1) * size) for i in range(count)]
 
-    def flip(self, axis: int) -> Value:
-        """Reverse an axis."""
-        return call("reverse", self, indices([axis]))
+    def flip(self, axes: int | Sequence[int]) -> Value:
+        """Reverse one axis or several."""
+        axes = [axes] if isinstance(axes, int) else axes
+        return call("reverse", self, indices([axis % self.ndim for axis in axes]))
 
     def unsqueeze(self, axis: int) -> Value:
         """Insert an axis of length 1."""

@@ -6,11 +6,9 @@ random weights.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files.package import save
 from anesurgery.files.writing import check_target, write_atomically
 from anesurgery.loading import load
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import ct, silent_host
 
 LEAST = torch.finfo(torch.float32).min
 
@@ -533,7 +531,7 @@ def example(
 def _converted(chosen: Example, ios: int) -> Any:
     """The model of an example; a program is in fp16 as coremltools computes by default."""
     frontend.register()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), silent_host():
         torch.manual_seed(0)
         module = chosen.module().eval()
         inputs = tuple(

@@ -7,8 +7,6 @@ the old model's outputs into those expected of the new model. `describe` updates
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -30,7 +28,7 @@ from anesurgery.mil import (
     dtype_name,
     exclusive,
     is_symbolic,
-    quiet_host,
+    silent_host,
     types,
 )
 
@@ -234,8 +232,7 @@ def new_spec(program: Program, version: int) -> Any:
     if copy.default_function_name not in copy.functions:
         copy.default_function_name = next(iter(program.functions))  # a copy sorts them
     copy.export_as_multifunction = len(copy.functions) > 1
-    silent = contextlib.redirect_stderr(io.StringIO())  # its progress bars
-    with temporary_files(), quiet_host(), silent, protobuf.without_weights():
+    with temporary_files(), silent_host(), protobuf.without_weights():
         model = mil_convert(
             copy,
             convert_to="mlprogram",

@@ -20,11 +20,13 @@ fused attention gives a mean where torch gives zeros.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from functools import cache
+from functools import cache, reduce
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -45,7 +47,7 @@ from anesurgery.frontend.arguments import (
 from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
-from anesurgery.frontend.written_views import write_through_views
+from anesurgery.frontend.written_views import with_scattered_views
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, quiet_host, types
 from anesurgery.ops import names
 
@@ -85,7 +87,7 @@ def _decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
     kinds = {
         kind
         for op in (*_operations_in_table(), *_all_operations())
-        if not _is_left_out(op)
+        if torch.Tag.nondeterministic_seeded not in op.tags and "backward" not in op.name()
         for kind in _node_kinds(op)
     } | INSTEAD.keys()
     return dict.fromkeys((k for k in sorted(kinds) if k not in converters and not k.endswith("_")), _decomposed)
@@ -106,10 +108,6 @@ def _all_operations() -> Iterator[Any]:
         packet, _, overload = name.partition(".")
         if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
             yield op
-
-
-def _is_left_out(op: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags or "backward" in op.name()
 
 
 @cache
@@ -340,18 +338,9 @@ def register() -> None:
     _add(converters, {name: converters[ALIASES[name]] for name in kept})  # with what was wrapped since
     _add(converters, _decomposable(converters))
     _let_later_ones_replace(_TORCH_OPS_REGISTRY)
-    write_through_views()
-    parts.register()
-    complex_numbers.register()
-    name_modules_in_errors()
-    write_slices()
-    scale_attention()
-    keep_biases()
-    stop_at_full_reductions()
-    merge_axes()
-    scale_channels()
-    _compute_bfloat16_as_float32()
-    _correct_folds()
+    for place in REPLACED:
+        _replace(*place)
+    _name_dtypes_that_mil_lacks()
 
 
 _ADDED: dict[str, Any] = {}
@@ -382,15 +371,22 @@ def _let_later_ones_replace(registry: Any) -> None:
     registry.register_func = register_func
 
 
-def _compute_bfloat16_as_float32() -> None:
-    """Read bfloat16 as float32, which MIL has; and complex128 as complex64."""
-    from coremltools.converters.mil.frontend.torch import converter, ops, utils
+def _replace(module: str, path: str, wrap: Callable[[Any], Any]) -> None:
+    """Wrap a function of coremltools, unless a module of ours did; a static or class method stays one."""
+    *owners, name = path.split(".")
+    owner = reduce(getattr, owners, import_module(f"coremltools.converters.mil.{module}"))
+    host, kind = getattr(owner, name), type(inspect.getattr_static(owner, name))
+    if inspect.unwrap(host, stop=lambda f: f.__module__ == wrap.__module__).__module__ != wrap.__module__:
+        wrapped = wrap(host)
+        wrapped.__wrapped__ = host
+        setattr(owner, name, kind(wrapped) if kind in (staticmethod, classmethod) else wrapped)
+
+
+def _name_dtypes_that_mil_lacks() -> None:
+    """Let bfloat16 mean float32, and complex128 complex64."""
+    from coremltools.converters.mil.frontend.torch import utils
 
     complex64, number = 9, 15  # torch's numbers of dtypes; the latter is bfloat16
-    for holder, name in ((converter.TorchConverter, "_add_const"), (ops, "_construct_constant")):
-        host = getattr(holder, name)
-        if host.__module__ != __name__:
-            setattr(holder, name, _with_floats(host))
     for kind in (torch.complex64, torch.complex128):
         utils.TORCH_DTYPE_TO_NUM.setdefault(kind, complex64)
     utils.TORCH_DTYPE_TO_NUM.setdefault(torch.bfloat16, utils.TORCH_DTYPE_TO_NUM[torch.float32])
@@ -399,26 +395,13 @@ def _compute_bfloat16_as_float32() -> None:
     utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")
 
 
-def _correct_folds() -> None:
-    """Let coremltools fold constants rightly, each op once.
-
-    It overwrites where a scatter adds, and leaves out `interleave` of a concat. Of a concat or stack of floats
-    it keeps the known numbers with symbols for the others, and a slice of these is taken for integers: a pose
-    matrix of zeros, a rotation and a 1 is not converted.
-    """
-    from coremltools.converters.mil.mil.ops.defs.iOS15 import scatter_gather, tensor_operation
-
-    for kind, corrections in (
-        (scatter_gather.scatter_along_axis, [_scatter_by_mode]),
-        (tensor_operation.stack, [_known_whole]),
-        (tensor_operation.concat, [_known_whole, _interleaved]),
-    ):
-        if kind.value_inference.__module__ != __name__:
-            for correct in corrections:
-                kind.value_inference = correct(kind.value_inference)
+# coremltools keeps the known ones of a few floats with symbols for the others, and a slice of these is taken
+# for integers: a pose matrix of zeros, a rotation and a 1 is not converted.
 
 
 def _known_whole(host: Any) -> Any:
+    """Wrap what is known of a concat or stack: of floats all numbers are, or none."""
+
     def value_inference(op: Any) -> Any:
         value = host(op)
         partly = types.is_float(op.values[0].dtype) and np.asarray(value).dtype == object
@@ -439,6 +422,8 @@ WRITES = {
 
 
 def _scatter_by_mode(host: Any) -> Any:
+    """Wrap what is known of a scatter of constants, which overwrites in the host's, whatever the mode is."""
+
     def value_inference(op: Any) -> Any:
         value, write = host(op), WRITES.get(op.mode.val)
         if write is None:
@@ -454,9 +439,12 @@ def _scatter_by_mode(host: Any) -> Any:
     return value_inference
 
 
-def _interleaved(host: Any) -> Any:
+def _whole_and_interleaved(host: Any) -> Any:
+    """Wrap what is known of a concat, of which the host leaves `interleave` out."""
+    whole = _known_whole(host)
+
     def value_inference(op: Any) -> Any:
-        value = host(op)
+        value = whole(op)
         if value is None or not op.interleave.val:
             return value
         axis = op.axis.val % value.ndim
@@ -492,16 +480,9 @@ COMPLEX = (
 )
 
 
-def name_modules_in_errors() -> None:
-    """Let every error of a conversion name its operation and module."""
-    from coremltools.converters.mil.frontend.torch import ops
-
-    if ops.convert_single_node.__module__ != __name__:
-        ops.convert_single_node = _naming_module(ops.convert_single_node)
-
-
 @wrapper
 def _naming_module(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the conversion of a node: every error names its operation and module."""
     try:
         host(context, node)
     except Exception as error:
@@ -537,18 +518,9 @@ def _module_words(node: Any) -> str:
 # channel then keeps one, and the conversion fails.
 
 
-def scale_attention() -> None:
-    """Fuse a scale and a shift only where x has their channels; a second call changes nothing."""
-    from coremltools.converters.mil.mil.passes.defs.optimize_elementwise_binary import (
-        fuse_elementwise_to_batchnorm,
-    )
-
-    host = fuse_elementwise_to_batchnorm._try_to_transform
-    if host.__module__ != __name__:
-        fuse_elementwise_to_batchnorm._try_to_transform = staticmethod(_with_the_same_channels(host))
-
-
 def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[Any, Any, Any], bool]:
+    """Wrap the fusion of a scale and a shift: only where x has their channels."""
+
     def try_to_transform(mul_op: Any, add_op: Any, block: Any) -> bool:
         before, after = mul_op.outputs[0].shape, add_op.outputs[0].shape
         x = mul_op.x if mul_op.x.val is None else mul_op.y
@@ -567,16 +539,9 @@ def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[
 # coremltools negates in place what is subtracted from a convolution, also where other ops read it.
 
 
-def keep_biases() -> None:
-    """Join a bias from a copy of its constant; a second call changes nothing."""
-    from coremltools.converters.mil.mil.passes.defs.optimize_conv import fuse_conv_bias
-
-    host = fuse_conv_bias._try_to_transform
-    if host.__module__ != __name__:
-        fuse_conv_bias._try_to_transform = staticmethod(_with_copied_bias(host))
-
-
 def _with_copied_bias(host: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Wrap the fusion of a bias: it is joined from a copy of its constant."""
+
     def try_to_transform(conv_op: Any, add_op: Any) -> bool:
         known = {v: v._sym_val for v in (add_op.x, add_op.y) if v.val is not None}
         for v, value in known.items():
@@ -593,20 +558,16 @@ def _with_copied_bias(host: Callable[[Any, Any], bool]) -> Callable[[Any, Any], 
 # A reduction over all axes, such as `x.sum()`, may follow a transpose: there, coremltools 9.0 asks for axes.
 
 
-def stop_at_full_reductions() -> None:
-    """Let no transpose pass a reduction that names no axes; a second call changes nothing."""
-    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import _TransformReduceMean as update
+def _without_axes(host: Callable[..., None]) -> Callable[..., None]:
+    """Wrap how a transpose passes a reduction: not where that names no axes."""
 
-    if update.__init__.__module__ != __name__:
-        update.__init__ = _without_axes(update, update.__init__)
-
-
-def _without_axes(update: Any, host: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, op: Any, **options: Any) -> None:
+        from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import _TransformReduceMean
+
         if op.inputs.get("axes") is not None:
             host(self, op=op, **options)
         else:  # an op other than a constant stands for axes that cannot be updated
-            super(update, self).__init__(op=op, **options)
+            super(_TransformReduceMean, self).__init__(op=op, **options)
             self.axes_var, self.axes_op = None, op
 
     return init
@@ -615,15 +576,9 @@ def _without_axes(update: Any, host: Callable[..., None]) -> Callable[..., None]
 # An image may have a scale for each channel; coremltools gives its biases three axes, and not its scales.
 
 
-def scale_channels() -> None:
-    """Multiply each channel of an image by its own scale; a second call changes nothing."""
-    from coremltools.converters.mil.backend.mil.passes import insert_image_preprocessing_op as images
-
-    if images._insert_image_preprocessing_ops.__module__ != __name__:
-        images._insert_image_preprocessing_ops = _with_scales(images._insert_image_preprocessing_ops)
-
-
 def _with_scales(host: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the ops in front of images: each channel is multiplied by its own scale."""
+
     def insert_image_preprocessing_ops(block: Any) -> None:
         for image in block.input_types:
             if np.size(getattr(image, "scale", 1)) > 1:
@@ -638,17 +593,9 @@ def _with_scales(host: Callable[[Any], None]) -> Callable[[Any], None]:
 # coremltools writes a transpose of six axes or more as exchanges of two axes, and leaves all other ops.
 
 
-def merge_axes() -> None:
-    """Let `rerank` run before coremltools exchanges axes; a second call changes nothing."""
-    from coremltools.converters.mil.mil.passes.defs.optimize_tensor_operation import (
-        expand_high_rank_reshape_and_transpose as exchanges,
-    )
-
-    if exchanges.apply.__module__ != __name__:
-        exchanges.apply = _with_fewer_axes(exchanges.apply)
-
-
 def _with_fewer_axes(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Wrap the pass that exchanges axes: `rerank` runs before it."""
+
     def apply(self: Any, program: Any) -> None:
         registry.run_by_name("rerank", program)
         host(self, program)
@@ -666,16 +613,9 @@ def _with_fewer_axes(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], N
 Ranges = list[tuple[int, int]]
 
 
-def write_slices() -> None:
-    """Let every write into a slice pass here first; a second call changes nothing."""
-    from coremltools.converters.mil.frontend.torch import ops
-
-    host = ops._translate_torch_tensor_assign
-    if host.__module__ != __name__:
-        ops._translate_torch_tensor_assign = _with_joined_slices(host)
-
-
 def _with_joined_slices(host: Callable[..., Var]) -> Callable[..., Var]:
+    """Wrap every write into a slice."""
+
     def translate(x: Var, updates: Var, begin: Any, end: Any, **options: Any) -> Var:
         name, ranges = options.get("name"), _ranges(x, begin, end, options)
         region = [last - first for first, last in ranges or ()]
@@ -751,3 +691,36 @@ def _axis_slice(x: Var, axis: int, first: int, last: int) -> Var:
     if part.val is None:
         return part
     return mb.const(val=np.asarray(part.val, np_dtype(x)))  # coremltools takes it for integers
+
+
+GRAPH, OPS, PASSES = "frontend.torch.internal_graph", "frontend.torch.ops", "mil.passes.defs"
+REPLACED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("frontend.torch.converter", "generate_tensor_assignment_ops", with_scattered_views),
+    (GRAPH, "InternalTorchIRNode.from_torchscript_node", parts.with_strides_in_trace),
+    (GRAPH, "InternalTorchIRNode.from_exir_node", parts.with_strides_in_export),
+    (GRAPH, "InternalTorchIRNode.from_torchscript_node", complex_numbers.with_literals_in_trace),
+    (GRAPH, "InternalTorchIRNode.from_exir_node", complex_numbers.with_literals_in_export),
+    (GRAPH, "InternalTorchIRGraph.from_exir", complex_numbers.with_literals),
+    (
+        f"{PASSES}.lower_complex_dialect_ops",
+        "_lower_complex_dialect_ops_in_block",
+        complex_numbers.keeping_modules,
+    ),
+    (OPS, "convert_single_node", _naming_module),
+    (OPS, "_translate_torch_tensor_assign", _with_joined_slices),
+    (
+        f"{PASSES}.optimize_elementwise_binary",
+        "fuse_elementwise_to_batchnorm._try_to_transform",
+        _with_the_same_channels,
+    ),
+    (f"{PASSES}.optimize_conv", "fuse_conv_bias._try_to_transform", _with_copied_bias),
+    (f"{PASSES}.optimize_repeat_ops", "_TransformReduceMean.__init__", _without_axes),
+    (f"{PASSES}.optimize_tensor_operation", "expand_high_rank_reshape_and_transpose.apply", _with_fewer_axes),
+    ("backend.mil.passes.insert_image_preprocessing_op", "_insert_image_preprocessing_ops", _with_scales),
+    ("frontend.torch.converter", "TorchConverter._add_const", _with_floats),
+    (OPS, "_construct_constant", _with_floats),
+    ("mil.ops.defs.iOS15.scatter_gather", "scatter_along_axis.value_inference", _scatter_by_mode),
+    ("mil.ops.defs.iOS15.tensor_operation", "concat.value_inference", _whole_and_interleaved),
+    ("mil.ops.defs.iOS15.tensor_operation", "stack.value_inference", _known_whole),
+)
+"""(module, path in it, wrapper) of functions of coremltools that `register` wraps, the innermost first."""

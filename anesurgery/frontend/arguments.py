@@ -17,6 +17,8 @@ from anesurgery.mil import Var, mb, types
 
 Convert = Callable[[Any, Any], None]
 """A converter: (context, node) -> None. `context` holds the values converted so far, by torch's names."""
+Wrap = Callable[[Convert], Convert]
+"""A function that takes coremltools' own converter, and returns a better one."""
 
 
 def wrapper(convert: Callable[[Convert, Any, Any], None]) -> Callable[[Convert], Convert]:
@@ -62,6 +64,26 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
         return positional[position]
     named = keyword(context, node, name)
     return default if named is None else named
+
+
+def option(context: Any, node: Any, position: int, name: str, default: Any = None) -> Any:
+    """Return the plain value of an argument given by position or by name."""
+    return known_value(argument(context, node, position, name, default))
+
+
+def converted(convert: Convert, context: Any, node: Any, values: dict[str, Any]) -> list[Any]:
+    """Return what a converter makes of a node that reads these values by their names; nothing is added."""
+    context.push((list(values), list(values.values())))
+    convert(context, node)
+    results = [context[name] for name in node.outputs]
+    context.pop()
+    return results
+
+
+def read_instead(context: Any, node: Any, position: int, value: Var) -> None:
+    """Let a node read a new value, by its name, in place of an input."""
+    context.add(value)
+    node.inputs = [*node.inputs[:position], value.name, *node.inputs[position + 1 :]]
 
 
 def is_one(value: Any) -> bool:

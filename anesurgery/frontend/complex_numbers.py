@@ -19,8 +19,20 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    converted,
+    inputs_of,
+    keyword,
+    known_value,
+    option,
+    promoted,
+    wrapper,
+)
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.ops import names
 
 
 def polar(context: Any, node: Any) -> None:
@@ -126,7 +138,7 @@ ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
 }
 
 
-def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
+def with_complex_arithmetic(kind: str) -> Wrap:
     """Wrap the converter of a sum, difference, product or quotient, to take complex numbers."""
 
     @wrapper
@@ -134,8 +146,7 @@ def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
         operands = inputs_of(context, node)[:2]
         alpha = argument(context, node, 2, "alpha", 1) if kind in ("add", "sub", "rsub") else 1
         if not any(map(is_complex, (*operands, alpha))):
-            host(context, node)
-            return
+            return host(context, node)
         parts = [_parts(v) for v in operands]
         if known_value(alpha) != 1:
             which = int(kind != "rsub")  # x + alpha y and x - alpha y, but y - alpha x
@@ -207,8 +218,7 @@ def _size(a: Var, b: Var) -> Var:
     """
     largest = mb.maximum(x=mb.maximum(x=mb.abs(x=a), y=mb.abs(x=b)), y=np_dtype(a).type(fp16.NORMAL))
     a, b = (mb.square(x=mb.real_div(x=v, y=largest)) for v in (a, b))
-    size: Var = mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
-    return size
+    return mb.mul(x=mb.sqrt(x=mb.add(x=a, y=b)), y=largest)
 
 
 @wrapper
@@ -226,8 +236,7 @@ def with_complex_choice(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)` or `a.masked_fill(condition, b)`, for complex numbers."""
     cond, a, b = (inputs_of(context, node)[i] for i in ((1, 2, 0) if "fill" in node.kind else (0, 1, 2)))
     if not (is_complex(a) or is_complex(b)):
-        host(context, node)
-        return
+        return host(context, node)
     sides = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (a, b)]
     chosen = [mb.select(cond=cond, a=one, b=other) for one, other in zip(*sides, strict=True)]
     context.add(_as_complex((chosen[0], chosen[1])), torch_name=node.name)
@@ -238,8 +247,7 @@ def with_complex_products(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a matrix product or convolution, to multiply the parts of complex numbers."""
     x, y, *rest = inputs_of(context, node)
     if not (is_complex(x) or is_complex(y)):
-        host(context, node)
-        return
+        return host(context, node)
     biased = "conv" in node.kind or node.kind == "linear"
     bias = argument(context, node, 2, "bias") if biased else None
 
@@ -248,10 +256,7 @@ def with_complex_products(host: Convert, context: Any, node: Any) -> None:
         read = copy(node)
         read.inputs = [*names, *node.inputs[len(names) :]]
         read.kwinputs = {k: v for k, v in (node.kwinputs or {}).items() if k != "bias"}
-        context.push((names, [a, b, None][: len(names)]))
-        host(context, read)
-        made: Var = context[node.name]
-        context.pop()
+        (made,) = converted(host, context, read, dict(zip(names, (a, b, None), strict=False)))
         return made
 
     parts = _product(_parts(x), _parts(y), product)
@@ -267,8 +272,7 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.prod(x, axis=None, keepdim=False)`: complex numbers, half by half."""
     x, axis, keep, *_ = [*inputs_of(context, node), None, None]
     if not is_complex(x):
-        host(context, node)
-        return
+        return host(context, node)
     parts: Any = _both_parts(x)
     if whole := not node.kind.endswith("dim_int") and keep is None:  # a trace gives the dtype second
         parts = [mb.reshape(x=v, shape=[-1]) for v in parts]
@@ -279,20 +283,19 @@ def with_complex_product_of_all(host: Convert, context: Any, node: Any) -> None:
         parts = _product(first, second)
         if odd:
             parts = [mb.concat(values=pair, axis=at) for pair in zip(parts, odd[0], strict=True)]
-    if whole or not known_value(argument(context, node, 2, "keepdim", False)):
+    if whole or not option(context, node, 2, "keepdim", False):
         parts = [mb.squeeze(x=v, axes=[at]) for v in parts]
     context.add(_as_complex(parts), torch_name=node.name)
 
 
-def with_complex_comparison(*, same: bool) -> Callable[[Convert], Convert]:
+def with_complex_comparison(*, same: bool) -> Wrap:
     """Return a wrapper for the converter of `==` or `!=`, to compare both parts of complex numbers."""
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         x, y = inputs_of(context, node)[:2]
         if not (is_complex(x) or is_complex(y)):
-            host(context, node)
-            return
+            return host(context, node)
         x, y = (_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in (x, y))
         compare, join = (mb.equal, mb.logical_and) if same else (mb.not_equal, mb.logical_or)
         sides = [compare(x=a, y=b) for a, b in zip(x, y, strict=True)]
@@ -347,24 +350,7 @@ def _angle(y: Var, x: Var) -> Var:
     return mb.select(cond=below, a=mb.mul(x=angle, y=one(-1)), b=angle)
 
 
-def register() -> None:
-    """Let coremltools read complex literals, and lower complex ops in their module. It may be called again."""
-    from coremltools.converters.mil.frontend.torch import internal_graph
-    from coremltools.converters.mil.mil.passes.defs import lower_complex_dialect_ops as lowering
-
-    if lowering._lower_complex_dialect_ops_in_block.__module__ != __name__:
-        lowering._lower_complex_dialect_ops_in_block = _keeping_modules(
-            lowering._lower_complex_dialect_ops_in_block
-        )
-
-    node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
-    if graph.from_exir.__module__ != __name__:
-        node.from_torchscript_node = classmethod(_trace_with_literals(node.from_torchscript_node))
-        node.from_exir_node = classmethod(_export_with_literals(node.from_exir_node))
-        graph.from_exir = staticmethod(_with_literals(graph.from_exir))
-
-
-def _keeping_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
+def keeping_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap the lowering of complex ops: it forgets the module of some ops, and coremltools refuses those."""
 
     def lower(function: Any) -> None:
@@ -384,7 +370,7 @@ def _literal_node(kind: Any, name: str, value: complex, **more: Any) -> Any:
     return kind("constant", [], [name], attr={"value": np.asarray(value, np.complex64)}, **more)
 
 
-def _trace_with_literals(host: Any) -> Any:
+def with_literals_in_trace(host: Any) -> Any:
     """Wrap the reader of a trace's nodes, in which a literal is a node of its own."""
 
     def from_torchscript_node(kind: Any, node: Any, parent: Any) -> Any:
@@ -397,7 +383,7 @@ def _trace_with_literals(host: Any) -> Any:
     return from_torchscript_node
 
 
-def _export_with_literals(host: Any) -> Any:
+def with_literals_in_export(host: Any) -> Any:
     """Wrap the reader of torch.export's nodes, in which a literal is an argument: it gets a name."""
 
     def from_exir_node(kind: Any, node: Any) -> Any:
@@ -463,13 +449,13 @@ def _compute_both_branches(module: Any) -> None:
             graph.erase_node(unread)
 
 
-def _with_literals(host: Any) -> Any:
+def with_literals(host: Any) -> Any:
     """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers.
 
     Conditions are replaced before it is read.
     """
 
-    def from_exir(exir: Any, *positional: Any, **named: Any) -> Any:
+    def from_exir(kind: Any, exir: Any, *positional: Any, **named: Any) -> Any:
         graph = host(_without_conditions(exir), *positional, **named)
         graph.nodes = [each for node in graph.nodes for each in (*node.attr.get("literals", ()), node)]
         return graph
@@ -490,18 +476,13 @@ def with_complex_update(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a write into a part of a tensor, to write both parts of complex numbers."""
     names, values = list(node.inputs[:2]), inputs_of(context, node)[:2]
     if not any(map(is_complex, values)):
-        host(context, node)
-        return
+        return host(context, node)
     numbers = [v if isinstance(v, Var) else mb.const(val=np.float32(v)) for v in values]
     zero = mb.const(val=np.float32(0))
     pairs = [_both_parts(v) if is_complex(v) else (v, zero if v.rank == 0 else _zeros(v)) for v in numbers]
-    made = []
-    for part in zip(*pairs, strict=True):
-        context.push((names, list(part)))
-        host(context, node)
-        made.append(context[node.name])
-        context.pop()
-    context.add(_as_complex((made[0], made[1])), torch_name=node.name)
+    parts = [dict(zip(names, part, strict=True)) for part in zip(*pairs, strict=True)]
+    (real,), (imaginary,) = (converted(host, context, node, part) for part in parts)
+    context.add(_as_complex((real, imaginary)), torch_name=node.name)
 
 
 COMPLEX_CODES = (9, 10)
@@ -527,18 +508,15 @@ def with_complex_parts(host: Convert, context: Any, node: Any) -> None:
     name, x = node.inputs[0], inputs_of(context, node)[0]
     values = list(x) if isinstance(x, (list, tuple)) else [x]
     if not any(map(is_complex, values)):
-        host(context, node)
-        return
+        return host(context, node)
     pairs = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in values]
     moved = []
     for part in map(list, zip(*pairs, strict=True)):
         if not isinstance(name, str):  # torch.export names the values of a list, a trace the list
-            context.push((list(name), part))
+            named = dict(zip(name, part, strict=True))
         else:
-            context.push(([name], [part if x is not values[0] else part[0]]))
-        host(context, node)
-        moved.append([context[output] for output in node.outputs])
-        context.pop()
+            named = {name: part if x is not values[0] else part[0]}
+        moved.append(converted(host, context, node, named))
     for output, real, imaginary in zip(node.outputs, *moved, strict=True):
         context.add(_joined(real, imaginary), torch_name=output)
 
@@ -552,6 +530,7 @@ def _joined(real: Any, imaginary: Any) -> Any:
 
 TRANSFORMS = {f"fft_{kind}fft2": f"fft_{kind}fftn" for kind in ("", "i", "r", "ir")}
 """Transform over two axes -> the transform over any number of axes, which has the same arguments."""
+FOURIER = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
 INVERSE_TRANSFORMS = tuple(f"fft_{kind}fft{axes}" for kind in ("i", "ir") for axes in ("", "2", "n"))
 
 
@@ -636,10 +615,7 @@ def istft(context: Any, node: Any) -> None:
 def _arguments(context: Any, node: Any) -> tuple[int, int, Array, dict[str, Any]]:
     """Return the length of a frame, the hop, the window, and the other arguments by name."""
     names = ("n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided", "length")
-    given = {
-        name: known_value(argument(context, node, i, name, None))
-        for i, name in enumerate((*names, "return_complex"), 1)
-    }
+    given = {name: option(context, node, i, name, None) for i, name in enumerate((*names, "return_complex"), 1)}
     if isinstance(given["window"], Var):
         raise NotImplementedError(f"{node.name}: istft with a window that is computed; make it a buffer")
     n = int(given["n_fft"])
@@ -669,3 +645,51 @@ def _overlapped(squares: Array, hop: int, frames: int) -> Array:
     for frame in range(frames):
         total[frame * hop : frame * hop + len(squares)] += squares
     return total
+
+
+CONVERSIONS: dict[str, Convert] = {
+    "polar": polar,
+    "view_as_complex": view_as_complex,
+    "istft": istft,
+    "angle": angle,
+    **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
+    **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
+}
+MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
+SUMS = ("sum", "mean", "sum.dim_intlist", "mean.dim")
+PARTWISE = names(
+    "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
+    "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
+    "tril triu cumsum zeros_like diagonal stack"
+)
+"""Operations, with `MOVING` and `SUMS`, that treat the real and the imaginary part alike."""
+CONVOLUTIONS = (
+    "_convolution",
+    "convolution",
+    *(f"conv{n}d{how}" for n in (1, 2, 3) for how in ("", ".padding")),
+)
+UPDATES = (
+    *(f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
+    *("full_like", "fill", "copy", "expand_as", "slice_scatter", "select_scatter"),
+)
+WRAPPERS: dict[str, Wrap] = {
+    **{kind: with_complex_arithmetic(kind) for kind in ARITHMETIC},
+    **{kind: with_complex_comparison(same=kind == "eq") for kind in ("eq", "ne")},
+    **dict.fromkeys(("matmul", "bmm", "mm", "linear", *CONVOLUTIONS), with_complex_products),
+    **dict.fromkeys(("where", "where.self", "where.scalarself", "masked_fill"), with_complex_choice),
+    **dict.fromkeys((*MOVING, *SUMS, *PARTWISE), with_complex_parts),
+    **dict.fromkeys(UPDATES, with_complex_update),
+    **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
+    **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
+    **dict.fromkeys(FOURIER, with_fixed_lengths),
+    **dict.fromkeys(INVERSE_TRANSFORMS, lambda host: with_fixed_lengths(with_real_spectra(host))),
+    "atan2": lambda _: atan2,
+    "pow": with_complex_power,
+    "square": squared,
+    "reciprocal": inverse,
+    "tanh": tangent,
+    "exp": exponential,
+    "log": logarithm,
+    "sqrt": root,
+}
+"""Operation -> what lets its converter take complex numbers."""

@@ -9,93 +9,34 @@ mixtures of experts, resampling and scatters have files of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from anesurgery.frontend import complex_numbers, elementary, experts, incomplete, parts, written_views
 from anesurgery.frontend.arguments import (
     Convert,
+    Wrap,
     add_results,
     argument,
+    converted,
     dtype_of,
     inputs_of,
     is_one,
     keyword,
     known_value,
+    option,
     promoted,
+    read_instead,
     wrapper,
 )
-from anesurgery.frontend.complex_numbers import (
-    COMPLEX_CODES,
-    INVERSE_TRANSFORMS,
-    TRANSFORMS,
-    angle,
-    atan2,
-    centred,
-    conjugate,
-    exponential,
-    inverse,
-    is_complex,
-    istft,
-    logarithm,
-    polar,
-    refusing_complex_fill,
-    resolved,
-    root,
-    squared,
-    tangent,
-    view_as_complex,
-    with_complex_arithmetic,
-    with_complex_cast,
-    with_complex_choice,
-    with_complex_comparison,
-    with_complex_parts,
-    with_complex_power,
-    with_complex_product_of_all,
-    with_complex_products,
-    with_complex_update,
-    with_fixed_lengths,
-    with_real_spectra,
-)
-from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
-from anesurgery.frontend.elementary import (
-    FOURIER,
-    PRIMITIVES,
-    SHORTENED,
-    convert_round,
-    gelu,
-    hardtanh,
-    rms_norm,
-    variance,
-    with_all_arguments,
-    with_base_two,
-    with_factor,
-    with_factors,
-    with_integer_rounding,
-    with_integers_kept,
-    with_named_string,
-    with_threshold,
-)
-from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
-from anesurgery.frontend.experts import bincount, grouped_product, histogram
-from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import (
-    max_unpool,
-    with_one_dtype,
-    with_places,
-    with_points,
-    with_scalars,
-    with_vectors,
-)
+from anesurgery.frontend.complex_numbers import COMPLEX_CODES, MOVING, SUMS, conjugate, is_complex, resolved
 from anesurgery.frontend.length_choices import refusing_length_choices
-from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
-from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
-from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
+from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.frontend.resampling import resampling, resized, scales_of
-from anesurgery.frontend.written_views import narrow_scatter, with_written_dtype, written_as
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
-from anesurgery.ops import names
 
 # -- triangles of matrices, and triangular systems, which gated linear attention solves -------------------
 
@@ -108,7 +49,7 @@ def solve_triangular(context: Any, node: Any) -> None:
     """
     a, b = promoted(inputs_of(context, node)[:2])
     upper, left, unit = (
-        bool(known_value(argument(context, node, i, name, default)))
+        bool(option(context, node, i, name, default))
         for i, name, default in ((2, "upper", False), (3, "left", True), (4, "unitriangular", False))
     )
     inverted = _triangular_inverse(node, a, upper=upper, unit=unit)
@@ -141,7 +82,7 @@ def cholesky(context: Any, node: Any) -> None:
     The code is 0, or the number of the first minor that is not positive.
     """
     rest = inputs_of(context, node)[0]
-    upper = bool(known_value(argument(context, node, 1, "upper", False)))
+    upper = bool(option(context, node, 1, "upper", False))
     n = rest.shape[-1]
     if is_symbolic(n) or n > MOST_ROWS:
         raise NotImplementedError(
@@ -166,7 +107,7 @@ def cholesky_solve(context: Any, node: Any) -> None:
     """Convert `torch.cholesky_solve(b, factor, upper=False)`; `torch.cholesky_inverse(factor)` has no b."""
     *others, factor = (v for v in inputs_of(context, node) if isinstance(v, Var) and v.rank > 1)
     place = len(others) + 1
-    upper = bool(known_value(argument(context, node, place, "upper", False)))
+    upper = bool(option(context, node, place, "upper", False))
     inverted = _triangular_inverse(node, factor, upper=upper)
     # with A = L L^T, its inverse is the transpose of the inverse of L times the inverse of L
     first = mb.matmul(x=inverted, y=others[0], transpose_x=upper) if others else inverted
@@ -189,7 +130,7 @@ def with_small_inverses(host: Convert, context: Any, node: Any) -> None:
 def linalg_solve(context: Any, node: Any) -> None:
     """Convert `torch.linalg.solve(a, b, left=True)` for 2 to 4 unknowns: the inverse of a times b."""
     a, b = promoted(inputs_of(context, node)[:2])
-    left = bool(known_value(argument(context, node, 2, "left", True)))
+    left = bool(option(context, node, 2, "left", True))
     vectors = b.rank == 1 or tuple(b.shape) == tuple(a.shape[:-1])  # as torch tells vectors from matrices
     b = mb.expand_dims(x=b, axes=[-1]) if vectors else b
     inverted = _inverse(a, node.name, f"{node.name}_inverse")
@@ -202,8 +143,7 @@ def _inverse(x: Var, refused: str, name: str) -> Var:
     """Return the inverses of computed matrices of 2 to 4 rows: their cofactors over their determinant."""
     shares, largest = _shares_of_largest(x)
     cofactors, determinants = _expanded(shares, refused)
-    inverses: Var = mb.real_div(x=_turned(cofactors), y=mb.mul(x=determinants, y=largest), name=name)
-    return inverses
+    return mb.real_div(x=_turned(cofactors), y=mb.mul(x=determinants, y=largest), name=name)
 
 
 def _shares_of_largest(x: Var) -> tuple[Var, Var]:
@@ -216,7 +156,7 @@ def _shares_of_largest(x: Var) -> tuple[Var, Var]:
 @wrapper
 def with_matrix_norms(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of norms; those of matrices by singular values are refused by name."""
-    order, axes = (known_value(argument(context, node, i, "")) for i in (1, 2))
+    order, axes = (option(context, node, i, "") for i in (1, 2))
     count = inputs_of(context, node)[0].rank if axes is None else np.size(axes)
     if order == "nuc" or (order in (2, -2) and count == 2):
         raise NotImplementedError(
@@ -250,10 +190,9 @@ def determinant(*, logarithm: bool) -> Convert:
     return convert
 
 
-def _turned(x: Var) -> Var:
+def _turned(x: Var, **named: str) -> Var:
     """Return matrices transposed."""
-    turned: Var = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
-    return turned
+    return mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2], **named)
 
 
 def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
@@ -268,8 +207,7 @@ def _expanded(x: Var, refused: str) -> tuple[Var, Var]:
     def moved(rows: int, columns: int) -> Var:
         places = ((np.arange(n) + first) % n for first in (rows, columns))
         by_row, by_column = (p.astype(np.int32) for p in places)
-        chosen: Var = mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
-        return chosen
+        return mb.gather(x=mb.gather(x=x, indices=by_row, axis=-2), indices=by_column, axis=-1)
 
     def minors(row: int, columns: tuple[int, ...]) -> Var:
         whole = moved(row, columns[0])
@@ -294,7 +232,7 @@ def covariance(context: Any, node: Any) -> None:
     rows = mb.sub(x=rows, y=mb.reduce_mean(x=rows, axes=[-1], keep_dims=True))
     real = np_dtype(rows).type
     if node.kind == "cov":
-        count = x.shape[-1] - int(known_value(argument(context, node, 1, "correction", 1)))
+        count = x.shape[-1] - int(option(context, node, 1, "correction", 1))
         divided = mb.mul(x=rows, y=real(1 / count))  # before the product, which may overflow
     else:
         rows = mb.real_div(x=rows, y=mb.reduce_l2_norm(x=rows, axes=[-1], keep_dims=True))
@@ -322,7 +260,7 @@ def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
     return (one // 2 == other // 2) & (one > other)
 
 
-def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
+def with_selected_triangle(*, upper: bool) -> Wrap:
     """Return a wrapper for the converter of `torch.triu(x, diagonal=0)` or `torch.tril`.
 
     coremltools subtracts the other triangle from x, which gives NaN where x is infinite, as masks are. Here the
@@ -331,10 +269,9 @@ def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
-        diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
+        diagonal = int(option(context, node, 1, "diagonal", 0))
         if (diagonal <= 0) if upper else (diagonal >= 0):
-            host(context, node)
-            return
+            return host(context, node)
         x = inputs_of(context, node)[0]
         band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
         keep = mb.equal(x=mb.band_part(x=_full_like(x, np.float32(1)), **band), y=np.float32(0))
@@ -363,8 +300,7 @@ def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
     x, by = inputs_of(context, node)[:2]
     if not is_one(by) or types.is_int(promoted([x, by])[0].dtype):
-        host(context, node)
-        return
+        return host(context, node)
     x, _ = promoted([x, by])
     context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
 
@@ -372,10 +308,9 @@ def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
 @wrapper
 def with_circular_padding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of padding: MIL's `pad` has no mode for circular padding."""
-    mode = known_value(argument(context, node, 2, "mode", "constant"))
+    mode = option(context, node, 2, "mode", "constant")
     if mode != "circular":
-        host(context, node)
-        return
+        return host(context, node)
     x, pads = inputs_of(context, node)[:2]
     amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
     for i, (before, after) in enumerate(amounts):
@@ -392,14 +327,13 @@ def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
         x = slice_of_axis(x, axis, max(-before, 0), min(after, 0) or None)
     parts = [slice_of_axis(x, axis, -before, None)] if before > 0 else []
     parts += [x, slice_of_axis(x, axis, 0, after)] if after > 0 else [x]
-    joined: Var = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
-    return joined
+    return mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
 
 
 @wrapper
 def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a mean of windows: elements beyond the end do not count in torch."""
-    divisor = known_value(argument(context, node, 6, "divisor_override"))
+    divisor = option(context, node, 6, "divisor_override")
     if divisor is not None:
         _sums_by(host, context, node, divisor)
         return
@@ -430,9 +364,9 @@ def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
 def _sums_by(host: Convert, context: Any, node: Any, divisor: int) -> None:
     """Convert the sum of each window by a divisor: of the mean with padding."""
     name, kernel = node.name, known_value(inputs_of(context, node)[1])
-    for position, value in ((5, mb.const(val=True)), (6, None)):
-        context.add(value, torch_name=f"{name}_{position}")
-        _read_instead(node, position, f"{name}_{position}")
+    read_instead(context, node, 5, mb.const(val=True, name=f"{name}_5"))
+    context.add(None, torch_name=f"{name}_6")
+    node.inputs = [*node.inputs[:6], f"{name}_6", *node.inputs[7:]]
     node.name = f"{name}_mean"
     host(context, node)
     node.name, mean = name, context[node.name]
@@ -446,7 +380,7 @@ def logcumsumexp(context: Any, node: Any) -> None:
     vanish.
     """
     x = inputs_of(context, node)[0]
-    axis = int(known_value(argument(context, node, 1, "dim", 0))) % x.rank
+    axis = int(option(context, node, 1, "dim", 0)) % x.rank
     length = x.shape[axis]
     if is_symbolic(length):
         most = mb.reduce_max(x=x, axes=[axis], keep_dims=True)
@@ -467,8 +401,7 @@ def _log_of_sum(x: Var, y: Var) -> Var:
     most, least = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     none = np_dtype(x).type(0)
     share: Var = mb.exp(x=mb.select(cond=mb.equal(x=x, y=y), a=none, b=mb.sub(x=least, y=most)))
-    total: Var = mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
-    return total
+    return mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
 
 
 # -- encoder layers and attention of torch.nn, which a trace without gradients records as one operation ----
@@ -551,7 +484,7 @@ def multi_head_attention(context: Any, node: Any) -> None:
     keep = _kept_scores(context, node, len(ATTENTION), between=2)
     rows = [arguments[name] for name in ("query", "key", "value")]
     mixed, weights = _attention(rows, arguments, int(known_value(arguments["heads"])), keep)
-    average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
+    average = option(context, node, len(ATTENTION) + 2, "average_attn_weights", True)
     weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False) if average else weights
     for name, value in zip(node.outputs, (mixed, weights), strict=True):
         context.add(value, torch_name=name)
@@ -594,7 +527,7 @@ def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Va
     mask = argument(context, node, position, "mask")
     if mask is None:
         return None
-    kind = known_value(argument(context, node, position + 1 + between, "mask_type"))
+    kind = option(context, node, position + 1 + between, "mask_type")
     if mask.rank == 2:
         mask = mb.expand_dims(x=mask, axes=[0, 1] if kind == QUERIES else [1, 2])
     elif mask.rank != 4:
@@ -619,9 +552,8 @@ def with_repeats(host: Convert, context: Any, node: Any) -> None:
         context.add(_repeat_by_counts(context, node, x, repeats), torch_name=node.name)
         return
     if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
-        host(context, node)
-        return
-    axis = known_value(argument(context, node, 2, "dim"))
+        return host(context, node)
+    axis = option(context, node, 2, "dim")
     if axis is None:
         x, axis = mb.reshape(x=x, shape=[-1]), 0
     counts = np.ravel(times).astype(np.int64)
@@ -653,20 +585,19 @@ def _repeat_by_counts(context: Any, node: Any, x: Var, counts: Var) -> Var:
     A place gets the element whose number is how many running sums of the counts are not above it. 2, 0, 1
     have the sums 2, 2, 3, so the places 0, 1, 2 get the elements 0, 0, 2.
     """
-    length = known_value(argument(context, node, 3, "output_size"))
+    length = option(context, node, 3, "output_size")
     if length is None:
         raise NotImplementedError(
             f"{node.name}: the length of the result depends on the numbers of repeats, which are computed: "
             "give their sum as `output_size`, or convert what comes before and after it, and repeat in the app"
         )
-    axis = known_value(argument(context, node, 2, "dim"))
+    axis = option(context, node, 2, "dim")
     if axis is None:
         x, axis = mb.reshape(x=x, shape=[-1]), 0
     ends = mb.cumsum(x=mb.cast(x=counts, dtype="int32"), axis=0)
     before = mb.less_equal(x=ends, y=np.arange(int(length), dtype=np.int32)[:, None])
     places = mb.reduce_sum(x=mb.cast(x=before, dtype="int32"), axes=[1], keep_dims=False)
-    repeated: Var = mb.gather(x=x, indices=places, axis=int(axis))
-    return repeated
+    return mb.gather(x=x, indices=places, axis=int(axis))
 
 
 def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
@@ -677,7 +608,7 @@ def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
 @wrapper
 def with_grouped_heads(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of attention with fewer key than query heads (`enable_gqa=True`)."""
-    if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
+    if bool(option(context, node, 7, "enable_gqa", False)):
         query = inputs_of(context, node)[0]
         for position in (1, 2):
             _repeat_heads(context, node, position, int(query.shape[-3]))
@@ -698,15 +629,9 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     axis = x.rank - 3  # of the heads; the copies of each get a new axis behind it
     reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
     wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
-    name = f"{node.name}_heads_{position}"
     shape[axis] = heads
-    context.add(mb.reshape(x=wide, shape=shape, name=name))
-    _read_instead(node, position, name)
-
-
-def _read_instead(node: Any, position: int, name: str) -> None:
-    """Let a node read the value of a name in place of an input."""
-    node.inputs = [*node.inputs[:position], name, *node.inputs[position + 1 :]]
+    repeated = mb.reshape(x=wide, shape=shape, name=f"{node.name}_heads_{position}")
+    read_instead(context, node, position, repeated)
 
 
 @wrapper
@@ -768,7 +693,7 @@ def with_joined_states(host: Convert, context: Any, node: Any) -> None:
     states = inputs_of(context, node)[1]
     if isinstance(states, (list, tuple)) and any(producer(state, "stack") is not None for state in states):
         context.add([_joined(state) for state in states], torch_name=f"{node.name}_states")
-        _read_instead(node, 1, f"{node.name}_states")
+        node.inputs = [node.inputs[0], f"{node.name}_states", *node.inputs[2:]]
     host(context, node)
 
 
@@ -778,8 +703,7 @@ def _joined(x: Var) -> Var:
     if op is None:
         return x
     axis = int(op.axis.val)
-    joined: Var = mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
-    return joined
+    return mb.concat(values=[mb.expand_dims(x=v, axes=[axis]) for v in op.values], axis=axis)
 
 
 @wrapper
@@ -845,7 +769,7 @@ def _steps_and(lengths: Var, x: Var) -> dict[str, Any]:
     return {"x": np.arange(x.shape[1], dtype=np.int32)[None], "y": mb.expand_dims(x=lengths, axes=[1])}
 
 
-def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
+def with_packed_rows(kind: str) -> Wrap:
     """Return a wrapper for the converter of a recurrent layer, which then ends packed rows where they end.
 
     coremltools converts an LSTM as if all rows had the full length, and refuses the other kinds.
@@ -854,8 +778,7 @@ def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         if f"{node.inputs[1]}_lengths" not in context:
-            host(context, node)
-            return
+            return host(context, node)
         x, _, first, weights, _, layers, _, _, both = map(known_value, inputs_of(context, node))
         x, lengths = context[node.inputs[0]], context[f"{node.inputs[1]}_lengths"]
         states = list(first) if kind == "lstm" else [context[node.inputs[2]]]
@@ -883,8 +806,7 @@ def with_packed_rows(kind: str) -> Callable[[Convert], Convert]:
 def _flags(chosen: Var, x: Var, number: float) -> Var:
     """Return a number at the chosen steps, and 0 at the others, (batch, length, 1)."""
     flags = mb.mul(x=mb.cast(x=chosen, dtype=dtype_of(x)), y=np_dtype(x).type(number))
-    expanded: Var = mb.expand_dims(x=flags, axes=[2])
-    return expanded
+    return mb.expand_dims(x=flags, axes=[2])
 
 
 def _holding(kind: str, weights: list[Var], each: int) -> list[Var]:
@@ -925,8 +847,7 @@ def _at_ends(x: Var, states: Var, last: Var) -> Var:
     forwards = mb.expand_dims(x=forwards, axes=[0])
     if states.shape[0] == 1:
         return forwards
-    joined: Var = mb.concat(values=[forwards, slice_of_axis(states, 0, 1, 2)], axis=0)
-    return joined
+    return mb.concat(values=[forwards, slice_of_axis(states, 0, 1, 2)], axis=0)
 
 
 def _traced(node: Any, kind: str, inputs: list[Any], outputs: list[str]) -> Any:
@@ -951,8 +872,7 @@ def with_batch(rank: int) -> Any:
             node.inputs = [*node.inputs, node.inputs[1]]
         _one_number_for_each_axis(context, node, rank - 2)
         if x.rank != rank - 1:
-            host(context, node)
-            return
+            return host(context, node)
         name, alone = node.name, f"{node.name}_alone"
         context.add(mb.expand_dims(x=x, axes=[0], name=alone))
         node.inputs, node.name = [alone, *node.inputs[1:]], f"{name}_batch"
@@ -968,9 +888,8 @@ def _one_number_for_each_axis(context: Any, node: Any, axes: int) -> None:
     for i, value in enumerate(inputs_of(context, node)[1:4], 1):
         known = known_value(value)
         if known is not None and np.size(known) == 1 and axes > 1:
-            name = f"{node.name}_{i}"
-            context.add(mb.const(val=np.resize(known, axes).astype(np.int32), name=name))
-            _read_instead(node, i, name)
+            numbers = np.resize(known, axes).astype(np.int32)
+            read_instead(context, node, i, mb.const(val=numbers, name=f"{node.name}_{i}"))
 
 
 @wrapper
@@ -978,8 +897,7 @@ def with_vector_weight(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `linear(x, weight)`, to take a vector as weight."""
     x, weight = inputs_of(context, node)[:2]
     if weight.rank != 1:
-        host(context, node)
-        return
+        return host(context, node)
     bias = argument(context, node, 2, "bias")
     product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
     product = mb.squeeze(x=product, axes=[-1])
@@ -1000,8 +918,7 @@ def with_overlapping_fold(host: Convert, context: Any, node: Any) -> None:
     size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
     tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
     if tiled and x.rank == 3:
-        host(context, node)
-        return
+        return host(context, node)
     if any(map(is_symbolic, x.shape)):
         raise NotImplementedError(f"{node.name}: fold of a dynamic shape {x.shape}")
     span = dilation * (kernel - 1) + 1
@@ -1063,14 +980,14 @@ def _dtype(code: Any, default: str) -> str:
     return default if code is None else NUM_TO_DTYPE_STRING[int(known_value(code))]
 
 
-def _with_dtype(value: float) -> Callable[[Convert], Convert]:
+def _with_dtype(value: float) -> Wrap:
     """Return a wrapper for `torch.zeros(size, dtype=...)`, to take the dtype by name and an empty size."""
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
         empty = _is_empty(inputs_of(context, node)[0])
-        waves = known_value(argument(context, node, 1, "dtype")) in COMPLEX_CODES
+        waves = option(context, node, 1, "dtype") in COMPLEX_CODES
         (_fill(value, like=False) if named or empty or waves else host)(context, node)
 
     return wrap
@@ -1086,8 +1003,7 @@ def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `zeros_like(x, dtype=...)` or `ones_like(...)`, to take the dtype by name."""
     code = keyword(context, node, "dtype")
     if code is None:
-        host(context, node)
-        return
+        return host(context, node)
     value = {"zeros_like": 0.0, "ones_like": 1.0}[node.kind]
     filled = mb.fill(shape=mb.shape(x=inputs_of(context, node)[0]), value=value)
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
@@ -1099,8 +1015,7 @@ def _with_dtype_of_eye(host: Convert, context: Any, node: Any) -> None:
     given = inputs_of(context, node)
     *sizes, code = given[:-3] if len(given) > 4 else (*given, keyword(context, node, "dtype"))
     if known_value(code) in COMPLEX_CODES:
-        host(context, node)
-        return
+        return host(context, node)
     eye = np.eye(*(int(known_value(size)) for size in sizes), dtype=np.float32)
     context.add(mb.cast(x=eye, dtype=_dtype(code, "fp32"), name=node.name))
 
@@ -1171,9 +1086,8 @@ def _with_crops(host: Convert, context: Any, node: Any) -> None:
     x, pads = inputs_of(context, node)[:2]
     pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
     if pads is None or None in pads or (pads >= 0).all():
-        host(context, node)
-        return
-    mode = known_value(argument(context, node, 2, "mode", "constant"))
+        return host(context, node)
+    mode = option(context, node, 2, "mode", "constant")
     if isinstance(mode, str) and mode != "constant":
         raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
     begin, end = [0] * x.rank, [0] * x.rank
@@ -1193,13 +1107,12 @@ def _with_dynamic_amounts(host: Convert, context: Any, node: Any) -> None:
     x, pads = inputs_of(context, node)[:2]
     known = [known_value(v) for v in pads] if isinstance(pads, list) else [0]
     if None not in known and not any(isinstance(v, Var) for v in known):
-        host(context, node)
-        return
+        return host(context, node)
     place = 3 if node.kind == "pad" else 2
-    mode = known_value(argument(context, node, 2, "mode", "constant")) if place == 3 else "constant"
+    mode = option(context, node, 2, "mode", "constant") if place == 3 else "constant"
     if mode != "constant":
         raise NotImplementedError(f"{node.name}: mode {mode} needs amounts that are known at conversion")
-    value = known_value(argument(context, node, place, "value")) or 0.0
+    value = option(context, node, place, "value") or 0.0
     for i, amount in enumerate(pads):
         if known[i] != 0:
             x = _lengthened(x, x.rank - 1 - i // 2, amount, value, in_front=i % 2 == 0)
@@ -1224,8 +1137,7 @@ def _lengthened(x: Var, axis: int, amount: Any, value: float, in_front: bool) ->
     free, rest = [True] * x.rank, [a != axis for a in range(x.rank)]
     begin, end = (ends, [0] * x.rank) if in_front else ([0] * x.rank, ends)
     masks = {"begin_mask": rest if in_front else free, "end_mask": free if in_front else rest}
-    kept: Var = mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
-    return kept
+    return mb.slice_by_index(x=joined, begin=begin, end=end, **masks)
 
 
 @wrapper
@@ -1233,20 +1145,9 @@ def _with_sizes(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.linspace`, to take sizes, which a trace holds as tensors of one element."""
     ends = [known_value(v) for v in inputs_of(context, node)[:3]]
     if any(v is None or np.size(v) != 1 for v in ends):
-        host(context, node)
-        return
+        return host(context, node)
     first, last, count = (np.asarray(v).item() for v in ends)
     context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
-
-
-def _with_batch_and_places(rank: int) -> Callable[[Convert], Convert]:
-    """Return a wrapper for the converter of maxima and their places, with or without a batch."""
-    return lambda host: with_places(with_batch(rank)(host))
-
-
-def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
-    """Return a wrapper for the converter of a mean of windows, with or without a batch."""
-    return lambda host: with_batch(rank)(with_counted_windows(host))
 
 
 def alias(context: Any, node: Any) -> None:
@@ -1329,7 +1230,7 @@ def python_op(context: Any, node: Any) -> None:
 def bucketize(context: Any, node: Any) -> None:
     """Convert `torch.bucketize(x, bounds, right)`: how many bounds lie below x; with `right`, or at it."""
     x, bounds = inputs_of(context, node)[:2]
-    right = bool(known_value(argument(context, node, 3, "right", False)))
+    right = bool(option(context, node, 3, "right", False))
     context.add(_number_below(x, bounds, right, node.name))
 
 
@@ -1339,7 +1240,7 @@ def searchsorted(context: Any, node: Any) -> None:
     coremltools ignores the sorter, and wants as many axes of bounds as of x.
     """
     bounds, x = inputs_of(context, node)[:2]
-    right, side = (known_value(argument(context, node, i, n)) for i, n in ((3, "right"), (4, "side")))
+    right, side = (option(context, node, i, n) for i, n in ((3, "right"), (4, "side")))
     if (order := argument(context, node, 5, "sorter")) is not None:
         bounds = mb.gather_along_axis(x=bounds, indices=mb.cast(x=order, dtype="int32"), axis=-1)
     if bounds.rank > 1:
@@ -1351,8 +1252,7 @@ def _number_below(x: Var, bounds: Var, right: bool, name: str) -> Var:
     """Return how many bounds on the last axis lie below x; with `right`, or at it."""
     x, bounds = promoted([mb.expand_dims(x=x, axes=[-1]), bounds])
     passed = (mb.greater_equal if right else mb.greater)(x=x, y=bounds)
-    count: Var = mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=name)
-    return count
+    return mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=name)
 
 
 def lerp(context: Any, node: Any) -> None:
@@ -1374,7 +1274,7 @@ def _add_scaled(op_type: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         a, b, c = promoted(inputs_of(context, node)[:3])
         scaled = getattr(mb, op_type)(x=b, y=c)
-        value = float(known_value(argument(context, node, 3, "value", 1)))
+        value = float(option(context, node, 3, "value", 1))
         if value != 1:
             scaled = mb.mul(x=scaled, y=types.nptype_from_builtin(scaled.dtype)(value))
         context.add(mb.add(x=a, y=scaled, name=node.name))
@@ -1384,11 +1284,11 @@ def _add_scaled(op_type: str) -> Convert:
 
 def diff(context: Any, node: Any) -> None:
     """Convert `torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1, also of booleans."""
-    n = known_value(argument(context, node, 1, "n", 1))
+    n = option(context, node, 1, "n", 1)
     if n != 1:
         raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
     x = inputs_of(context, node)[0]
-    axis = int(known_value(argument(context, node, 2, "dim", -1))) % x.rank
+    axis = int(option(context, node, 2, "dim", -1)) % x.rank
     ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
     parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
     x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
@@ -1402,18 +1302,14 @@ def diff(context: Any, node: Any) -> None:
 
 def matrix_transpose(context: Any, node: Any) -> None:
     """Convert `x.mT`: exchange the last two axes."""
-    x = inputs_of(context, node)[0]
-    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-    context.add(mb.transpose(x=x, perm=perm, name=node.name))
+    context.add(_turned(inputs_of(context, node)[0], name=node.name))
 
 
 def adjoint(context: Any, node: Any) -> None:
     """Convert `x.mH`: exchange the last two axes, and take the conjugate."""
     (conjugate if is_complex(inputs_of(context, node)[0]) else resolved)(context, node)
-    context.push(([node.inputs[0]], [context[node.name]]))
-    with_complex_parts(matrix_transpose)(context, node)
-    turned = context[node.name]
-    context.pop()
+    turn, given = complex_numbers.with_complex_parts(matrix_transpose), {node.inputs[0]: context[node.name]}
+    (turned,) = converted(turn, context, node, given)
     context.add(turned, node.name, override=True)
 
 
@@ -1441,8 +1337,7 @@ def _with_promotion(host: Convert, context: Any, node: Any) -> None:
     arguments = inputs_of(context, node)
     if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
         for i, var in enumerate(promoted(arguments[:2])):
-            context.add(mb.identity(x=var, name=f"{node.name}_operand_{i}"))
-            _read_instead(node, i, f"{node.name}_operand_{i}")
+            read_instead(context, node, i, mb.identity(x=var, name=f"{node.name}_operand_{i}"))
     host(context, node)
 
 
@@ -1450,11 +1345,10 @@ def _with_promotion(host: Convert, context: Any, node: Any) -> None:
 def _with_real_options(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an activation: integer options, as in `Threshold(0, 1)`, become floats."""
     x, *options = inputs_of(context, node)
-    for i, option in enumerate(options, 1):
-        if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
-            real = np.asarray(option.val, dtype=np_dtype(x))
-            context.add(mb.const(val=real[()], name=f"{node.name}_option_{i}"))
-            _read_instead(node, i, f"{node.name}_option_{i}")
+    for i, given in enumerate(options, 1):
+        if isinstance(given, Var) and given.val is not None and np_dtype(given).kind in "iu":
+            real = np.asarray(given.val, dtype=np_dtype(x))
+            read_instead(context, node, i, mb.const(val=real[()], name=f"{node.name}_option_{i}"))
     host(context, node)
 
 
@@ -1465,8 +1359,7 @@ def _with_integer_limits(host: Convert, context: Any, node: Any) -> None:
     low, high = argument(context, node, 1, "min"), argument(context, node, 2, "max")
     limits = [v for v in (low, high) if v is not None]
     if not all(map(_is_integer, (x, *limits))):
-        host(context, node)
-        return
+        return host(context, node)
     for limit in limits:
         bounded = mb.maximum if limit is low else mb.minimum
         x, y = promoted([x, limit])
@@ -1493,7 +1386,7 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.squeeze(x=result, axes=more, name=node.name))
 
 
-def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
+def with_given_scales(resample: str, first: int, axes: int) -> Wrap:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
     torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones. It also
@@ -1516,7 +1409,7 @@ def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert
     return wrap
 
 
-def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
+def _with_whole_axis(reduce: str) -> Wrap:
     """Return a wrapper for an adaptive pooling of one axis to length 1, of which the host needs the length."""
 
     @wrapper
@@ -1530,15 +1423,15 @@ def _with_whole_axis(reduce: str) -> Callable[[Convert], Convert]:
     return wrap
 
 
-def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
+def _with_integer_indices(place: int) -> Wrap:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         places = inputs_of(context, node)[place]
         if isinstance(places, Var) and np_dtype(places).kind == "f":
-            context.add(mb.cast(x=places, dtype="int32", name=f"{node.name}_places"))
-            _read_instead(node, place, f"{node.name}_places")
+            whole = mb.cast(x=places, dtype="int32", name=f"{node.name}_places")
+            read_instead(context, node, place, whole)
         host(context, node)
 
     return wrap
@@ -1569,7 +1462,7 @@ SAMPLED_BY_SCALE = {
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
     "new_ones": _fill(1.0, like=True),
-    "where.scalarother": with_complex_choice(where),
+    "where.scalarother": complex_numbers.with_complex_choice(where),
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _bitwise("and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _bitwise("or")),
@@ -1581,31 +1474,17 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("upsample_trilinear3d", "upsample_trilinear3d.vec"), resampling("upsample_bilinear2d", 3)),
     **dict.fromkeys(("upsample_nearest3d", "upsample_nearest3d.vec"), resampling("upsample_nearest2d", 3)),
     "pythonop": python_op,
-    "mt": with_complex_parts(matrix_transpose),
+    "mt": complex_numbers.with_complex_parts(matrix_transpose),
     **dict.fromkeys(("mh", "matrix_h", "adjoint"), adjoint),
     "bilinear": bilinear,
     "fill_diagonal": fill_diagonal,
-    "histc": histogram,
-    "bincount": bincount,
-    **dict.fromkeys(
-        ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
-        grouped_product,
-    ),
     "lerp": lerp,
     "bucketize": bucketize,
-    "polar": polar,
-    "round.decimals": convert_round,
-    "view_as_complex": view_as_complex,
-    "istft": istft,
-    "narrow_scatter": narrow_scatter,
-    "written_as": written_as,
-    "max_unpool2d": max_unpool,
-    "angle": angle,
-    **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
-    **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
+    "narrow_scatter": written_views.narrow_scatter,
+    "written_as": written_views.written_as,
+    "max_unpool2d": incomplete.max_unpool,
     "addcmul": _add_scaled("mul"),
     "addcdiv": _add_scaled("real_div"),
-    "unfold": unfold,
     **dict.fromkeys(("bernoulli", "bernoulli.p"), bernoulli),
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
@@ -1613,7 +1492,6 @@ CONVERSIONS: dict[str, Convert] = {
     "to_padded_tensor": padded_rows,
     "sym_ite": sym_ite,
     "sym_not": sym_not,
-    "as_strided": as_strided,
     **{f"{kind}.input": exported_recurrent(kind) for kind in OUTPUTS},
     "linalg_solve_triangular": solve_triangular,
     "linalg_solve": linalg_solve,
@@ -1623,13 +1501,15 @@ CONVERSIONS: dict[str, Convert] = {
     "_linalg_det": determinant(logarithm=False),
     "_linalg_slogdet": determinant(logarithm=True),
     "prims::broadcast_in_dim": broadcast_in_dim,
-    "fft_fftshift": centred(back=False),
-    "fft_ifftshift": centred(back=True),
+    "fft_fftshift": complex_numbers.centred(back=False),
+    "fft_ifftshift": complex_numbers.centred(back=True),
     "cov": covariance,
     "corrcoef": covariance,
-    **SCATTERING,
-    **ELEMENTARY,
-    **dict.fromkeys(("prod", "prod.dim_int"), with_complex_product_of_all(ELEMENTARY["prod"])),
+    **parts.CONVERSIONS,
+    **complex_numbers.CONVERSIONS,
+    **experts.CONVERSIONS,
+    **elementary.CONVERSIONS,
+    **dict.fromkeys(("prod", "prod.dim_int"), complex_numbers.with_complex_product_of_all(elementary.product)),
 }
 """Torch operation, as the front end names it -> converter; coremltools' own converter is kept if it has one."""
 
@@ -1660,23 +1540,10 @@ ALIASES = {
     **{f"{name}.stable": name for name in ("sort", "argsort")},
     "special_softmax": "softmax",
     "special_log_softmax": "log_softmax",
-    **TRANSFORMS,
-    **PRIMITIVES,
+    **complex_numbers.TRANSFORMS,
+    **elementary.PRIMITIVES,
 }
 """Other name of an operation in torch -> its name in coremltools."""
-
-MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
-"""Operations that treat the real and the imaginary part alike."""
-PARTWISE = names(
-    "repeat tile index index_select gather roll flip fliplr repeat_interleave repeat_interleave.self_tensor "
-    "repeat_interleave.self_int split split_with_sizes constantchunk unbind narrow unflatten numpy_t t "
-    "tril triu cumsum zeros_like diagonal"
-)
-"""More of them, some with wrappers of their own."""
-
-
-def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
-    return lambda host: with_points(with_complex_arithmetic(kind)(with_factor(position)(host)))
 
 
 @wrapper
@@ -1693,8 +1560,7 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `shape[i]` in a scripted function, to give one length; the host gives all for 0."""
     sizes, index = inputs_of(context, node)
     if not isinstance(sizes, Var) or sizes.rank != 1 or producer(sizes, "shape") is None:
-        host(context, node)
-        return
+        return host(context, node)
     place = int(known_value(index)) % sizes.shape[0]
     if sizes.val is not None:
         context.add(mb.const(val=np.int32(sizes.val[place]), name=node.name))
@@ -1702,138 +1568,91 @@ def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
 
 
-CONVOLUTIONS = (
-    "_convolution",
-    "convolution",
-    *(f"conv{n}d{how}" for n in (1, 2, 3) for how in ("", ".padding")),
-)
-
-
-def _with_complex_convolution(kind: str) -> Callable[[Convert], Convert]:
-    own = INCOMPLETE.get(kind)
-    return lambda host: with_complex_products(host if own is None else own(host))
-
-
-def _with_any_padding(host: Convert) -> Convert:
-    return _with_dynamic_amounts(with_circular_padding(_with_crops(host)))
-
-
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+OWN: dict[str, Wrap] = {
     "linalg_inv": with_small_inverses,
     **dict.fromkeys(("linalg_matrix_norm", "linalg_norm", "linalg_norm.ord_str"), with_matrix_norms),
+    **TRIANGULAR,
     "constantchunk": _with_single_chunk,
     "numtotensor": _with_plain_numbers,
     "getitem": _with_single_lengths,
     **dict.fromkeys(("and", "bitwise_and"), lambda _: _bitwise("and")),
     "searchsorted": lambda _: searchsorted,
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("outer", "clamp_min", "clamp_max"), _with_promotion),
-    **dict.fromkeys(("bmm", "mm"), lambda host: with_complex_products(_with_promotion(host))),
-    "matmul": lambda host: with_complex_products(with_vectors(_with_promotion(host))),
-    "pow": lambda host: with_base_two(with_complex_power(host)),
-    **dict.fromkeys(("addmm", "baddbmm"), with_factors),
-    **dict.fromkeys(
-        (f"_internal_op_tensor_inplace_{how}{end}" for how in ("copy", "fill") for end in ("", "_")),
-        with_complex_update,
-    ),
-    "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
+    **dict.fromkeys(("outer", "clamp_min", "clamp_max", "bmm", "mm", "matmul"), _with_promotion),
     **dict.fromkeys(("leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
-    "masked_fill": lambda host: with_complex_choice(_with_wide_masks(host)),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _with_any_padding),
+    "masked_fill": _with_wide_masks,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
     "remainder": with_remainder_by_one,
-    "atan2": lambda _: atan2,
     "logcumsumexp": lambda _: logcumsumexp,
     "zeros": _with_dtype(0.0),
     "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
-    "new_full": lambda _: refusing_complex_fill(_filled),
-    **dict.fromkeys(("full_like", "fill"), lambda _: with_complex_update(_filled)),
-    "copy": lambda host: with_written_dtype(with_complex_update(host)),
-    **dict.fromkeys(("expand_as", "slice_scatter", "select_scatter"), with_complex_update),
-    "full": refusing_complex_fill,
+    **dict.fromkeys(("new_full", "full_like", "fill"), lambda _: _filled),
     **dict.fromkeys(("eye", "eye.m"), _with_dtype_of_eye),
-    **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
-    **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),
-    **dict.fromkeys(
-        ("sum", "mean", "sum.dim_intlist", "mean.dim"),
-        lambda host: with_points(with_complex_parts(_with_dtype_of_sum(host))),
-    ),
-    "stack": lambda host: with_complex_parts(with_one_dtype(host)),
-    "square": squared,
+    **dict.fromkeys(SUMS, _with_dtype_of_sum),
     "flip": with_copied_flip,
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), with_repeats
     ),
-    "gelu": lambda _: with_named_string("approximate", 1)(gelu),
-    "div": lambda host: with_complex_arithmetic("div")(
-        with_named_string("rounding_mode", 2)(with_integer_rounding(host))
-    ),
-    "reciprocal": lambda _: inverse(reciprocal),
-    **{kind: _sum_with_factor(kind, 1) for kind in ("add", "sub")},
-    "rsub": _sum_with_factor("rsub", 0),
-    **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
-    **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
-    "rms_norm": lambda _: rms_norm,
-    "linear": lambda host: with_complex_products(with_vector_weight(host)),
-    "lstm": lambda host: with_packed_rows("lstm")(with_joined_states(host)),
-    "gru": with_packed_rows("gru"),
-    "rnn_tanh": lambda host: with_packed_rows("rnn_tanh")(with_both_directions(host)),
-    "rnn_relu": lambda host: with_packed_rows("rnn_relu")(with_both_directions(host)),
+    "reciprocal": lambda _: reciprocal,
+    "linear": with_vector_weight,
+    "lstm": with_joined_states,
+    **dict.fromkeys(("rnn_tanh", "rnn_relu"), with_both_directions),
     "_pack_padded_sequence": lambda _: packed_rows,
     "_pad_packed_sequence": lambda _: padded_again,
     "col2im": with_overlapping_fold,
-    **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": with_counted_windows for n in (1, 2, 3)},
+    **{f"max_pool{n}d{places}": with_batch(n + 2) for n in (1, 2, 3) for places in ("", "_with_indices")},
     "adaptive_avg_pool1d": _with_whole_axis("reduce_mean"),
     "adaptive_max_pool1d": _with_whole_axis("reduce_max"),
-    "round": lambda _: with_integers_kept(convert_round),
-    "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,
     **{
         f"upsample_{kind}{form}": with_given_scales(*how)
         for kind, how in SAMPLED_BY_SCALE.items()
         for form in ("", ".vec")
     },
-    "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
+    "where.scalarself": lambda _: where,  # the host's own takes no number of another dtype
+}
+AROUND: dict[str, Wrap] = {
     **dict.fromkeys(
-        ("where", "where.self"), lambda host: refusing_length_choices(with_complex_choice(with_scalars(host)))
+        ("pad", "constant_pad_nd"), lambda host: _with_dynamic_amounts(with_circular_padding(host))
     ),
-    "where.scalarself": lambda _: with_complex_choice(where),  # the host's own takes no number of another dtype
-    **ELEMENTARY_WRAPPERS,
-    **INCOMPLETE,
-    **SCATTERING_WRAPPERS,
-    **TRIANGULAR,
-    **{kind: with_complex_comparison(same=kind == "eq") for kind in ("eq", "ne")},
-    "tanh": lambda host: tangent(ELEMENTARY_WRAPPERS["tanh"](host)),
-    "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
-    "log": lambda host: logarithm(ELEMENTARY_WRAPPERS["log"](host)),
-    "sqrt": lambda host: root(ELEMENTARY_WRAPPERS["sqrt"](host)),
-    **{kind: _with_complex_convolution(kind) for kind in CONVOLUTIONS},
-    **dict.fromkeys(SHORTENED, with_all_arguments),
-    **{kind: lambda host: with_all_arguments(with_fixed_lengths(host)) for kind in FOURIER},
-    **{
-        kind: lambda host: with_all_arguments(with_fixed_lengths(with_real_spectra(host)))
-        for kind in INVERSE_TRANSFORMS
-    },
+    **{f"avg_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
+    **{kind: with_packed_rows(kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}
+OUTERMOST: dict[str, Wrap] = {
+    **dict.fromkeys((*MOVING, *SUMS, "add", "sub", "rsub", "mul"), incomplete.with_points),
+    "copy": written_views.with_written_dtype,
+    **dict.fromkeys(("where", "where.self"), refusing_length_choices),
+}
+LAYERS = (
+    OWN,
+    AROUND,
+    elementary.WRAPPERS,
+    incomplete.WRAPPERS,
+    parts.WRAPPERS,
+    complex_numbers.WRAPPERS,
+    OUTERMOST,
+)
+
+
+def _joined_wrappers(wrappers: Sequence[Wrap]) -> Wrap:
+    """Return several wrappers as one, the first of them innermost."""
+    return lambda host: reduce(lambda convert, wrap: wrap(convert), wrappers, host)
+
+
+WRAPPERS: dict[str, Wrap] = {
+    kind: _joined_wrappers([layer[kind] for layer in LAYERS if kind in layer])
+    for kind in dict.fromkeys(kind for layer in LAYERS for kind in layer)
 }
 """Operation that coremltools converts in part -> a function of its converter that returns ours.
 
-Of wrappers around wrappers, the outermost looks at a node first.
+Each layer wraps what the layers before it give; the outermost looks at a node first.
 """
-
-
-def _partwise(kind: str) -> Callable[[Convert], Convert]:
-    """Return the wrapper of an operation that treats both parts of complex numbers alike, around its own."""
-    own = WRAPPERS.get(kind)
-    return lambda host: with_complex_parts(host if own is None else own(host))
-
-
-WRAPPERS |= {kind: _partwise(kind) for kind in PARTWISE}

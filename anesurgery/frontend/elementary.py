@@ -14,6 +14,7 @@ import torch
 
 from anesurgery.frontend.arguments import (
     Convert,
+    Wrap,
     add_results,
     argument,
     dtype_of,
@@ -21,9 +22,12 @@ from anesurgery.frontend.arguments import (
     is_one,
     keyword,
     known_value,
+    option,
     promoted,
+    read_instead,
     wrapper,
 )
+from anesurgery.frontend.complex_numbers import FOURIER
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 LEAST = 2.0**-9
@@ -49,7 +53,7 @@ def with_named_string(key: str, position: int) -> Any:
 
 def gelu(context: Any, node: Any) -> None:
     """Convert `gelu(x, approximate="none")`, exact or by tanh."""
-    form = known_value(argument(context, node, 1, "approximate", "none"))
+    form = option(context, node, 1, "approximate", "none")
     mode = "TANH_APPROXIMATION" if form == "tanh" else "EXACT"
     context.add(mb.gelu(x=inputs_of(context, node)[0], mode=mode, name=node.name))
 
@@ -67,7 +71,7 @@ def with_factor(position: int) -> Any:
 
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
-        alpha = known_value(argument(context, node, 2, "alpha", 1))
+        alpha = option(context, node, 2, "alpha", 1)
         if alpha != 1:
             name = f"{node.name}_scaled"
             x, factor = promoted([inputs_of(context, node)[position], alpha])
@@ -120,7 +124,7 @@ def variance(*, root: bool) -> Convert:
             axes = argument(context, node, 1, "dim")
             older = argument(context, node, 2, "unbiased")  # what older overloads call the same argument
             correction = argument(context, node, 2, "correction", older)
-        kept = bool(known_value(argument(context, node, 3, "keepdim", False)))
+        kept = bool(option(context, node, 3, "keepdim", False))
         spread = _variance(x, known_value(axes), known_value(correction), kept)
         context.add(mb.sqrt(x=spread, name=node.name) if root else mb.identity(x=spread, name=node.name))
 
@@ -172,8 +176,7 @@ def with_threshold(host: Convert, context: Any, node: Any) -> None:
         for v, default in zip(numbers, (1.0, EXACT_THRESHOLD), strict=True)
     )
     if threshold >= EXACT_THRESHOLD:
-        host(context, node)
-        return
+        return host(context, node)
     dtype = np_dtype(x).type
     steep = mb.mul(x=x, y=dtype(beta))
     bent = mb.mul(x=mb.softplus(x=steep), y=dtype(1 / beta))
@@ -184,7 +187,7 @@ def with_threshold(host: Convert, context: Any, node: Any) -> None:
 def convert_round(context: Any, node: Any) -> None:
     """Convert `round(x, decimals=0)`."""
     x = inputs_of(context, node)[0]
-    decimals = int(known_value(argument(context, node, 1, "decimals", 0)))
+    decimals = int(option(context, node, 1, "decimals", 0))
     dtype = np_dtype(x).type
     if not decimals:
         context.add(mb.round(x=x, name=node.name))
@@ -204,7 +207,6 @@ PRIMITIVES = {
 }
 """Primitive of torch's decompositions -> the operation of the same meaning."""
 
-FOURIER = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
 SHORTENED = (*FOURIER, "cosine_similarity")
 """Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
@@ -257,9 +259,8 @@ OUTER += [-1.1654551e-4]
 """erfinv(x) / x, fitted as polynomials of w - 2.5, for w < 5, and of sqrt(w) - 3; w is -log(1 - x^2)."""
 
 
-def erfinv(context: Any, node: Any) -> None:
-    """Convert `torch.erfinv(x)`, to 1e-6 of the result in fp32 for each x from -1 to 1; beyond it is NaN."""
-    x = _as_float(inputs_of(context, node)[0])
+def erfinv_of(x: Var, **name: str) -> Var:
+    """Build erfinv(x), to 1e-6 of the result in fp32 for each x from -1 to 1; beyond it is NaN."""
     real = np_dtype(x).type
     w = mb.mul(x=mb.log(x=mb.mul(x=mb.sub(x=real(1), y=x), y=mb.add(x=x, y=real(1)))), y=real(-1))
     sides = []
@@ -270,7 +271,7 @@ def erfinv(context: Any, node: Any) -> None:
         sides.append(mb.mul(x=y, y=x))
     y = mb.select(cond=mb.less(x=w, y=real(5)), a=sides[0], b=sides[1])
     end = mb.equal(x=mb.abs(x=x), y=real(1))
-    context.add(mb.select(cond=end, a=mb.mul(x=x, y=real(np.inf)), b=y, name=node.name))
+    return mb.select(cond=end, a=mb.mul(x=x, y=real(np.inf)), b=y, **name)
 
 
 def nan_to_num(context: Any, node: Any) -> None:
@@ -281,7 +282,7 @@ def nan_to_num(context: Any, node: Any) -> None:
     x = _as_float(inputs_of(context, node)[0])
     largest = np.finfo(np_dtype(x)).max
     nan, high, low = (
-        default if (given := known_value(argument(context, node, i, name, None))) is None else given
+        default if (given := option(context, node, i, name, None)) is None else given
         for i, name, default in ((1, "nan", 0.0), (2, "posinf", largest), (3, "neginf", -largest))
     )
     real = np_dtype(x).type
@@ -297,7 +298,7 @@ def product(context: Any, node: Any) -> None:
     x = mb.cast(x=arguments[0], dtype="int32") if types.is_bool(arguments[0].dtype) else arguments[0]
     by_axis = len(arguments) > 1 and (len(arguments) > 2 or node.kind.endswith("dim_int"))
     axes = [int(known_value(arguments[1]))] if by_axis else None
-    keep = bool(known_value(argument(context, node, 2, "keepdim", False))) if by_axis else False
+    keep = bool(option(context, node, 2, "keepdim", False)) if by_axis else False
     context.add(mb.reduce_prod(x=x, axes=axes, keep_dims=keep, name=node.name))
 
 
@@ -317,14 +318,14 @@ def order_statistic(*, median: bool) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
         axis, keep = (
-            known_value(argument(context, node, i + (not median), name, default))
+            option(context, node, i + (not median), name, default)
             for i, name, default in ((1, "dim", None if median else -1), (2, "keepdim", False))
         )
         flat = mb.reshape(x=x, shape=[-1]) if axis is None else x
         along = 0 if axis is None else int(axis) % x.rank
         if is_symbolic(flat.shape[along]):
             raise NotImplementedError(f"{node.name}: {node.kind} along an axis of dynamic length, {x.shape}")
-        k = (flat.shape[along] + 1) // 2 if median else int(known_value(argument(context, node, 1, "k")))
+        k = (flat.shape[along] + 1) // 2 if median else int(option(context, node, 1, "k"))
         least = mb.topk(x=flat, k=k, axis=along, ascending=True)
         ends = [
             mb.slice_by_size(
@@ -348,7 +349,7 @@ def cumulative(*, largest: bool) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
-        axis = int(known_value(argument(context, node, 1, "dim"))) % x.rank
+        axis = int(option(context, node, 1, "dim")) % x.rank
         if any(map(is_symbolic, x.shape)):
             raise NotImplementedError(f"{node.name}: {node.kind} of a dynamic shape, {x.shape}")
         length, reach = int(x.shape[axis]), 1
@@ -456,11 +457,10 @@ def cdist(context: Any, node: Any) -> None:
 def with_front_axis(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.cumsum(x, axis)`: MIL takes no negative axis but -1."""
     x = inputs_of(context, node)[0]
-    axis = known_value(argument(context, node, 1, "dim"))
+    axis = option(context, node, 1, "dim")
     if axis is not None and int(axis) < -1:
-        name = f"{node.name}_axis"
-        context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
-        node.inputs = [node.inputs[0], name, *node.inputs[2:]]
+        front = mb.const(val=np.int32(int(axis) + x.rank), name=f"{node.name}_axis")
+        read_instead(context, node, 1, front)
     host(context, node)
 
 
@@ -481,7 +481,7 @@ def with_integer_floor_divide(host: Convert, context: Any, node: Any) -> None:
 def with_integer_rounding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.div(a, b, rounding_mode=...)`, as that of `a // b`."""
     operands = inputs_of(context, node)[:2]
-    mode = known_value(argument(context, node, 2, "rounding_mode"))
+    mode = option(context, node, 2, "rounding_mode")
     if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
         if mode == "floor" and is_one(operands[1]):
             context.add(mb.floor(x=promoted(operands)[0], name=node.name))
@@ -511,9 +511,8 @@ SERIES_UP_TO = 0.2
 """Below this magnitude asinh is computed by its series, whose first omitted term is 8e-8 of the result."""
 
 
-def asinh(context: Any, node: Any) -> None:
-    """Convert `torch.asinh(x)`: log |x| + log(1 + sqrt(1 + 1/x^2)) never overflows; small x by a series."""
-    x = _as_float(inputs_of(context, node)[0])
+def asinh_of(x: Var, **name: str) -> Var:
+    """Build asinh(x): log |x| + log(1 + sqrt(1 + 1/x^2)) never overflows; small x by a series."""
     number = np_dtype(x).type
     size = mb.maximum(x=mb.abs(x=x), y=number(SERIES_UP_TO))
     inverse = mb.real_div(x=number(1), y=size)
@@ -525,22 +524,29 @@ def asinh(context: Any, node: Any) -> None:
         series = mb.add(x=mb.mul(x=square, y=series), y=number(factor))
     small = mb.less(x=mb.abs(x=x), y=number(SERIES_UP_TO))
     signed = mb.mul(x=mb.sign(x=x), y=large)
-    context.add(mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, name=node.name))
+    return mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, **name)
 
 
-def acosh(context: Any, node: Any) -> None:
-    """Convert `torch.acosh(x)`: log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), which never overflows."""
-    x = _as_float(inputs_of(context, node)[0])
+def acosh_of(x: Var, **name: str) -> Var:
+    """Build acosh(x): log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), which never overflows."""
     one = np_dtype(x).type(1)
     roots = [mb.sqrt(x=side) for side in (mb.sub(x=x, y=one), mb.add(x=x, y=one))]
     share = mb.real_div(x=mb.mul(x=roots[0], y=roots[1]), y=x)
-    context.add(mb.add(x=mb.log(x=x), y=mb.log(x=mb.add(x=share, y=one)), name=node.name))
+    return mb.add(x=mb.log(x=x), y=mb.log(x=mb.add(x=share, y=one)), **name)
+
+
+def of_one_float(build: Callable[..., Var]) -> Convert:
+    """Return the converter of a function of one float."""
+
+    def convert(context: Any, node: Any) -> None:
+        context.add(build(_as_float(inputs_of(context, node)[0]), name=node.name))
+
+    return convert
 
 
 def _as_float(x: Var) -> Var:
     """Cast integers and booleans to fp32, as torch promotes them for a root or logarithm."""
-    number: Var = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
-    return number
+    return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
 
 
 @wrapper
@@ -548,9 +554,7 @@ def with_float_operand(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a function of floats, to take integers and booleans."""
     x = inputs_of(context, node)[0]
     if isinstance(x, Var) and not types.is_float(x.dtype) and not types.is_complex(x.dtype):
-        name = f"{node.name}_as_float"
-        context.add(mb.cast(x=x, dtype="fp32", name=name))
-        node.inputs = [name, *node.inputs[1:]]
+        read_instead(context, node, 0, mb.cast(x=x, dtype="fp32", name=f"{node.name}_as_float"))
     host(context, node)
 
 
@@ -578,11 +582,11 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
 
 CONVERSIONS: dict[str, Convert] = {
     "trunc": with_integers_kept(truncated),
+    "round.decimals": convert_round,
     "fmod": fmod,
     "erfc": erfc,
     "signbit": signbit,
-    **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), erfinv),
-    **dict.fromkeys(("prod", "prod.dim_int"), product),
+    **dict.fromkeys(("erfinv", "special_erfinv", "prims::erf_inv"), of_one_float(erfinv_of)),
     "prims::var": variance(root=False),
     "prims::sum": prims_sum,
     "prims::hypot": hypot,
@@ -613,15 +617,28 @@ FLOATS_ONLY = (
     *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid", "isnan"),
 )
 """Functions that torch also computes for integers, and MIL only for floats."""
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     "cumsum": with_front_axis,
     "nan_to_num": lambda _: nan_to_num,
     "floor_divide": with_integer_floor_divide,
     "broadcast_tensors": with_scalars,
     # The host's own write ops that MIL does not have.
-    **dict.fromkeys(("asinh", "arcsinh"), lambda _: asinh),
-    **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
+    **dict.fromkeys(("asinh", "arcsinh"), lambda _: of_one_float(asinh_of)),
+    **dict.fromkeys(("acosh", "arccosh"), lambda _: of_one_float(acosh_of)),
     **dict.fromkeys(("argsort", "sort"), without_stable),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
     **dict.fromkeys(("ceil", "floor"), with_integers_kept),
+    "round": lambda _: with_integers_kept(convert_round),
+    "gelu": lambda _: with_named_string("approximate", 1)(gelu),
+    "hardtanh": lambda _: hardtanh,
+    "rms_norm": lambda _: rms_norm,
+    "softplus": with_threshold,
+    "div": lambda host: with_named_string("rounding_mode", 2)(with_integer_rounding(host)),
+    **dict.fromkeys(("add", "sub"), with_factor(1)),
+    "rsub": with_factor(0),
+    **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
+    **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
+    "pow": with_base_two,
+    **dict.fromkeys(("addmm", "baddbmm"), with_factors),
+    **dict.fromkeys(SHORTENED, with_all_arguments),
 }

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend.arguments import argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, option, promoted
 from anesurgery.mil import Var, is_symbolic, mb, types
 
 
 def histogram(context: Any, node: Any) -> None:
     """Convert `torch.histc(x, bins, min, max)`."""
-    x, bins = inputs_of(context, node)[0], int(known_value(argument(context, node, 1, "bins", 100)))
-    low, high = (float(known_value(argument(context, node, i, k, 0))) for i, k in ((2, "min"), (3, "max")))
+    x, bins = inputs_of(context, node)[0], int(option(context, node, 1, "bins", 100))
+    low, high = (float(option(context, node, i, k, 0)) for i, k in ((2, "min"), (3, "max")))
     if not low < high or is_symbolic(np.prod(x.shape)):
         raise NotImplementedError(f"{node.name}: histc of {x.shape} from {low:g} to {high:g}")
     values = mb.cast(x=mb.reshape(x=x, shape=[1, -1]), dtype="fp32")
@@ -36,7 +36,7 @@ def bincount(context: Any, node: Any) -> None:
     Numbers from n on are not counted, as the result cannot grow.
     """
     x, weights = inputs_of(context, node)[0], argument(context, node, 1, "weights")
-    count = int(known_value(argument(context, node, 2, "minlength", 0)))
+    count = int(option(context, node, 2, "minlength", 0))
     if not count:
         words = "the numbers decide the length of its result: give `minlength`, the number of bins"
         raise NotImplementedError(f"{node.name}: {node.kind} without `minlength`: {words}")
@@ -66,6 +66,16 @@ def grouped_product(context: Any, node: Any) -> None:
     zero = types.nptype_from_builtin(x.dtype)(0)
     chosen = mb.select(cond=mb.expand_dims(x=is_of_group, axes=[2]), a=products, b=zero)
     context.add(mb.reduce_sum(x=chosen, axes=[0], name=node.name))
+
+
+CONVERSIONS: dict[str, Convert] = {
+    "histc": histogram,
+    "bincount": bincount,
+    **dict.fromkeys(
+        ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
+        grouped_product,
+    ),
+}
 
 
 def register_experts() -> None:

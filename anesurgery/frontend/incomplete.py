@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    converted,
+    dtype_of,
+    inputs_of,
+    known_value,
+    option,
+    promoted,
+    wrapper,
+)
 from anesurgery.frontend.complex_numbers import bilinear, is_complex
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.frontend.resampling import sample_volume
@@ -20,12 +31,11 @@ from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, types
 def with_choice_among_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
     x = inputs_of(context, node)[0]
-    if known_value(argument(context, node, 1, "dim", None)) is not None:
-        host(context, node)
-        return
+    if option(context, node, 1, "dim", None) is not None:
+        return host(context, node)
     if types.is_int(x.dtype):
         x = mb.cast(x=x, dtype="int32")
-    keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
+    keep = bool(option(context, node, 2, "keepdim", False))
     choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
     place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
     context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
@@ -53,8 +63,7 @@ def with_patches_as_channels(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `pixel_unshuffle`: iOS 15 lacks the op, and has convolutions that pick pixels."""
     x, factor = inputs_of(context, node)[:2]
     if _has_ios16() or x.rank != 4 or not types.is_float(x.dtype):
-        host(context, node)
-        return
+        return host(context, node)
     channels, n = x.shape[1], int(known_value(factor))
     weight = np.tile(np.eye(n * n).reshape(n * n, 1, n, n), (channels, 1, 1, 1)).astype(np_dtype(x))
     context.add(mb.conv(x=x, weight=weight, strides=[n, n], groups=channels, pad_type="valid", name=node.name))
@@ -74,7 +83,7 @@ def diagonal(context: Any, node: Any) -> None:
     """Convert `torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
     x = inputs_of(context, node)[0]
     offset, first, second = (
-        int(known_value(argument(context, node, i, name, default)))
+        int(option(context, node, i, name, default))
         for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
     )
     axes = [first % x.rank, second % x.rank]
@@ -102,13 +111,10 @@ def with_one_dtype(host: Convert, context: Any, node: Any) -> None:
         context.add(mb.identity(x=values, name=node.name))
         return
     if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
-        host(context, node)
-        return
+        return host(context, node)
     cast = promoted(list(values))
-    context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
-    host(context, node)
-    made = context[node.name]
-    context.pop()
+    named = {name: cast} if isinstance(name, str) else dict(zip(name, cast, strict=True))
+    (made,) = converted(host, context, node, named)
     context.add(made, torch_name=node.name)
 
 
@@ -117,8 +123,7 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)`, to take scalars for all three."""
     arguments = inputs_of(context, node)
     if len(arguments) < 3 or any(one.rank for one in arguments):
-        host(context, node)
-        return
+        return host(context, node)
     a, b = promoted(arguments[1:])
     context.add(mb.select(cond=mb.cast(x=arguments[0], dtype="bool"), a=a, b=b, name=node.name))
 
@@ -133,8 +138,7 @@ def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
     complex_ones = any(map(is_complex, values))
     to_number = len(values) == 1 and equation.endswith("->")  # the host transposes the axes of a number
     if "..." not in equation and "->" in equation and not (complex_ones or to_number):
-        host(context, node)
-        return
+        return host(context, node)
     whole = _whole_equation(equation, [value.rank for value in values])
     if complex_ones and len(values) == 2:
         product = bilinear(lambda x, y: build_einsum_mil([x, y], whole, None))
@@ -174,8 +178,7 @@ def with_vectors(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.matmul`: a vector is a row on the left, and a column on the right."""
     x, y = inputs_of(context, node)[:2]
     if x.rank != 1 and y.rank != 1:
-        host(context, node)
-        return
+        return host(context, node)
     x, y = promoted([x, y])
     if x.rank == y.rank:
         context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
@@ -200,12 +203,9 @@ def narrow(context: Any, node: Any) -> None:
 def with_rolls_to_the_left(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.roll`: Core ML keeps the sign of a negative shift by a dynamic length."""
     x = inputs_of(context, node)[0]
-    shifts, axes = (
-        np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
-    )
+    shifts, axes = (np.ravel(option(context, node, i, n, ())) for i, n in ((1, "shifts"), (2, "dims")))
     if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
-        host(context, node)
-        return
+        return host(context, node)
     flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
     for shift, axis in zip(map(int, shifts), map(int, axes if len(axes) else [0]), strict=True):
         length = mb.gather(x=mb.shape(x=flat), indices=np.int32(axis % flat.rank), axis=0)
@@ -230,7 +230,7 @@ def with_places(host: Convert, context: Any, node: Any) -> None:
         context.add((largest, None), torch_name=node.name, override=True)
         return
     kernel, stride, pad = (
-        np.resize(known_value(argument(context, node, i, name, 0)), x.rank - 2).astype(int)
+        np.resize(option(context, node, i, name, 0), x.rank - 2).astype(int)
         for i, name in ((1, "kernel_size"), (2, "stride"), (3, "padding"))
     )
     places = _places_of_maxima(x, largest.shape[2 - x.rank :], kernel, stride if stride.any() else kernel, pad)
@@ -288,9 +288,8 @@ def with_running_statistics(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `instance_norm`: a given mean and variance are used, not those of the input."""
     x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
     if mean is None or variance is None or bool(known_value(of_input)):
-        host(context, node)
-        return
-    epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
+        return host(context, node)
+    epsilon = float(option(context, node, 7, "eps", 1e-5))
     number = np_dtype(x).type
     given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
     known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
@@ -316,14 +315,12 @@ def with_any_output_padding(host: Convert, context: Any, node: Any) -> None:
     operands = inputs_of(context, node)
     general = node.kind not in TRANSPOSED
     if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
-        host(context, node)
-        return
+        return host(context, node)
     x, weight = promoted(operands[:2])
     g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
     extra = g["output_padding"] - g["padding"]
     if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
-        host(context, node)
-        return
+        return host(context, node)
     more = np.maximum(-(-extra // g["stride"]), 0)
     ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
     padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x
@@ -337,10 +334,7 @@ def with_any_output_padding(host: Convert, context: Any, node: Any) -> None:
 
 def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
     """Return each argument for every axis; one that is not given is 0 for a padding, else 1."""
-    given = {
-        name: known_value(argument(context, node, i, name, int("padding" not in name)))
-        for name, i in places.items()
-    }
+    given = {name: option(context, node, i, name, int("padding" not in name)) for name, i in places.items()}
     return {name: np.resize(np.asarray(value, np.int32), rank) for name, value in given.items()}
 
 
@@ -379,7 +373,7 @@ def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
 
     MIL samples images only; volumes are sampled by one gather of the neighbours of each point.
     """
-    if known_value(argument(context, node, 2, "interpolation_mode", BILINEAR)) == BICUBIC:
+    if option(context, node, 2, "interpolation_mode", BILINEAR) == BICUBIC:
         raise NotImplementedError(f"{node.name}: bicubic sampling; Core ML samples bilinearly, or the nearest")
     grid = node.inputs[1]
     held = f"{grid}_align_corners"
@@ -418,9 +412,13 @@ def _grid(context: Any, grid: str, corners: bool) -> Var:
     return mb.reshape(x=made, shape=[-1, *sizes, len(sizes)])
 
 
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
     "topk": with_any_order,
+    "matmul": with_vectors,
+    "stack": with_one_dtype,
+    **dict.fromkeys(("where", "where.self"), with_scalars),
+    **{f"max_pool{n}d_with_indices": with_places for n in (1, 2, 3)},
     "pixel_unshuffle": with_patches_as_channels,
     "rand": with_shape_alone,
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),

@@ -7,11 +7,10 @@ converted by coremltools with the operations that `frontend.register` adds.
 from __future__ import annotations
 
 import inspect
-import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from inspect import Parameter
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +21,7 @@ from torch.utils import _pytree
 
 from anesurgery import frontend, registry
 from anesurgery.errors import LoadError, SurgeryError, first_line, warn
-from anesurgery.mil import Array, Program, ct, exclusive, quiet_host
+from anesurgery.mil import Array, Program, ct, exclusive, silent_host
 
 Tensors = Mapping[str, torch.Tensor]
 POSITIONAL = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
@@ -175,12 +174,7 @@ def _convert(traced: Any, target: Any, module: Any = None, **options: Any) -> An
     frontend.register()
     pipeline = registry.pipeline_with(AXES)
     try:
-        with (
-            torch.no_grad(),
-            quiet_host(),
-            redirect_stderr(io.StringIO()),  # coremltools' progress bars
-            patch.object(Program, "validate", _validate),
-        ):
+        with torch.no_grad(), silent_host(), patch.object(Program, "validate", _validate):
             if module is None:
                 traced = traced.run_decompositions({})
             return ct.convert(
@@ -268,8 +262,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _array(value: torch.Tensor) -> Array:
     plain = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
-    stored: Array = plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
-    return stored
+    return plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
 
 
 def _core_ml_name(name: str) -> str:

@@ -1,7 +1,7 @@
 """Convert operations on parts of tensors: overlapping windows, and writes at positions in a tensor or mask.
 
 Which elements `as_strided` reads depends on the layout of x in memory. torch's graphs state the strides, but
-coremltools drops them: `register` has each such node keep the strides of its operand.
+coremltools drops them: each such node is made to keep the strides of its operand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
+from anesurgery.frontend.arguments import (
+    Convert,
+    Wrap,
+    argument,
+    dtype_of,
+    inputs_of,
+    known_value,
+    option,
+    promoted,
+    wrapper,
+)
 from anesurgery.frontend.resampling import FIXED
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
@@ -45,7 +55,7 @@ def as_strided(context: Any, node: Any) -> None:
     x, *numbers = inputs_of(context, node)[:3]
     size, stride = ([int(known_value(v)) for v in _each(values)] for values in numbers)
     shape, strides = _static_shape(x, node), (node.meta or {}).get(STRIDES)
-    offset = known_value(argument(context, node, 3, "storage_offset"))
+    offset = option(context, node, 3, "storage_offset")
     if strides is None or offset is not None:
         how = "" if offset is None else f" with storage_offset {offset}"
         words = f"as_strided{how} of what lies in memory in a way that is not known"
@@ -143,8 +153,7 @@ def slice_of_axis(x: Var, axis: int, begin: int, end: int | None, **named: Any) 
     others = [a != axis for a in range(x.rank)]
     first, last = ([0 if other else n for other in others] for n in (begin, end or 0))
     to_end = [other or end is None for other in others]
-    part: Var = mb.slice_by_index(x=x, begin=first, end=last, begin_mask=others, end_mask=to_end, **named)
-    return part
+    return mb.slice_by_index(x=x, begin=first, end=last, begin_mask=others, end_mask=to_end, **named)
 
 
 def _need_static(node: Any, *values: Var) -> None:
@@ -168,22 +177,19 @@ def _each(values: Any) -> Any:
     return values if isinstance(values, (list, tuple)) else known_value(values)
 
 
-def register() -> None:
-    """Let `as_strided` nodes keep the strides of their operand; a second call changes nothing."""
-    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
-
-    if hasattr(InternalTorchIRNode, STRIDES):
-        return
-    setattr(InternalTorchIRNode, STRIDES, True)  # others wrap these methods too, so their module tells nothing
-    readers = {"from_torchscript_node": _strides_in_trace, "from_exir_node": _strides_in_export}
-    for name, strides in readers.items():
-        host = getattr(InternalTorchIRNode, name).__func__
-        setattr(InternalTorchIRNode, name, classmethod(_keeping_strides(host, strides)))
+def with_strides_in_trace(host: Any) -> Any:
+    """Wrap the reader of a trace's nodes: `as_strided` keeps the strides of its operand, None if unknown."""
+    return _keeping_strides(host, lambda node: next(iter(node.inputs())).type().strides())
 
 
-def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) -> Callable[..., Any]:
-    def make(cls: Any, node: Any, *args: Any, **options: Any) -> Any:
-        node_made = host(cls, node, *args, **options)
+def with_strides_in_export(host: Any) -> Any:
+    """Wrap the reader of torch.export's nodes likewise: None where the operand begins inside its memory."""
+    return _keeping_strides(host, _strides_in_export)
+
+
+def _keeping_strides(host: Any, strides: Callable[[Any], Any]) -> Any:
+    def make(kind: Any, node: Any, *args: Any, **options: Any) -> Any:
+        node_made = host(node, *args, **options)
         if node_made.kind in ("as_strided", "as_strided_copy"):
             node_made.meta = dict(node_made.meta or {}) | {STRIDES: strides(node)}
         return node_made
@@ -191,13 +197,7 @@ def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) ->
     return make
 
 
-def _strides_in_trace(node: Any) -> Any:
-    """Return the strides of a traced node's operand; None where they are unknown."""
-    return next(iter(node.inputs())).type().strides()
-
-
 def _strides_in_export(node: Any) -> Any:
-    """Return the strides of an exported node's operand; None where it begins inside its memory."""
     value = node.args[0].meta["val"]
     return None if value.storage_offset() else value.stride()
 
@@ -216,7 +216,7 @@ def _index_write(mode: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x, axis, at, source = inputs_of(context, node)[:4]
         x, source = promoted([x, source])
-        alpha = float(known_value(argument(context, node, 4, "alpha", 1)))
+        alpha = float(option(context, node, 4, "alpha", 1))
         if alpha != 1:
             source = mb.mul(x=source, y=types.nptype_from_builtin(source.dtype)(alpha))
         context.add(_scattered(x, int(known_value(axis)) % x.rank, at, source, mode, node))
@@ -237,7 +237,7 @@ def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, node: Any) ->
 def with_index_put(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x[:, at] = y` and `x[:, at] += y`, to write at positions on one axis."""
     x, by_axis, source = inputs_of(context, node)[:3]
-    added = bool(known_value(argument(context, node, 3, "accumulate", False)))
+    added = bool(option(context, node, 3, "accumulate", False))
     axes = [axis for axis, at in enumerate(by_axis) if at is not None] if isinstance(by_axis, list) else []
     indices = [by_axis[axis] for axis in axes]
     if axes == [0] and types.is_bool(indices[0].dtype) and not added and math.prod(source.shape) == 1:
@@ -312,8 +312,7 @@ def _broadcast(x: Var, shape: tuple[int, ...]) -> Var:
     if tuple(x.shape) == shape:
         return x
     x = mb.reshape(x=x, shape=[1] * (len(shape) - x.rank) + list(x.shape))
-    repeated: Var = mb.tile(x=x, reps=[n // m for n, m in zip(shape, x.shape, strict=True)])
-    return repeated
+    return mb.tile(x=x, reps=[n // m for n, m in zip(shape, x.shape, strict=True)])
 
 
 def _without_negative(at: Var, size: int) -> Var:
@@ -360,7 +359,7 @@ def with_scatter(host: Convert, context: Any, node: Any) -> None:
     if types.is_bool(x.dtype):
         value = mb.cast(x=value, dtype="int32")
         value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
-        axis = int(known_value(argument(context, node, 1, "dim")))
+        axis = int(option(context, node, 1, "dim"))
         whole = mb.cast(x=x, dtype="int32")
         scattered = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
         context.add(mb.cast(x=scattered, dtype="bool", name=node.name))
@@ -375,13 +374,12 @@ def with_scatter(host: Convert, context: Any, node: Any) -> None:
 def scatter_reduce(context: Any, node: Any) -> None:
     """Convert `x.scatter_reduce(axis, at, source, "sum", include_self=True)`; also mean, prod, amax, amin."""
     x, axis, at, source = inputs_of(context, node)[:4]
-    how, axis = str(known_value(argument(context, node, 4, "reduce"))), int(known_value(axis))
-    with_self = bool(known_value(argument(context, node, 5, "include_self", True)))
+    how, axis = str(option(context, node, 4, "reduce")), int(known_value(axis))
+    with_self = bool(option(context, node, 5, "include_self", True))
     number = np_dtype(x).type
 
     def scattered(data: Any, updates: Any, mode: str, **named: Any) -> Var:
-        made: Var = mb.scatter_along_axis(data=data, indices=at, updates=updates, axis=axis, mode=mode, **named)
-        return made
+        return mb.scatter_along_axis(data=data, indices=at, updates=updates, axis=axis, mode=mode, **named)
 
     if with_self and how != "mean":
         context.add(scattered(x, source, REDUCTIONS[how], name=node.name))
@@ -407,9 +405,9 @@ def embedding_bag(context: Any, node: Any) -> None:
     ids. Only the first of torch's four results is given; the others serve gradients.
     """
     weight, ids, offsets = inputs_of(context, node)[:3]
-    number, mode = np_dtype(weight).type, int(known_value(argument(context, node, 4, "mode", 0)))
+    number, mode = np_dtype(weight).type, int(option(context, node, 4, "mode", 0))
     _need_static(node, ids, offsets)
-    to_end = bool(known_value(argument(context, node, 7, "include_last_offset", False)))
+    to_end = bool(option(context, node, 7, "include_last_offset", False))
     count, bags = int(ids.shape[0]), int(offsets.shape[0]) - to_end
     even = offsets.val is not None and np.array_equal(offsets.val * bags, np.arange(bags + to_end) * count)
     shape = [bags, count // bags] if even else [1, count]
@@ -420,7 +418,7 @@ def embedding_bag(context: Any, node: Any) -> None:
     inside: Any = np.ones((*shape, 1), np.bool_)
     if not even:
         inside = _inside_bags(offsets, bags, count)
-    padding = known_value(argument(context, node, 8, "padding_idx"))
+    padding = option(context, node, 8, "padding_idx")
     if padding is not None and padding >= 0:
         inside = mb.logical_and(x=inside, y=by_bag(mb.not_equal(x=ids, y=np.int32(padding))))
     rows, kept = by_bag(mb.gather(x=weight, indices=ids, axis=0)), mb.cast(x=inside, dtype=dtype_of(weight))
@@ -447,8 +445,7 @@ def _inside_bags(offsets: Var, bags: int, count: int) -> Var:
     first, after = (mb.slice_by_index(x=ends, begin=[i], end=[i + bags]) for i in (0, 1))
     first, after = (mb.reshape(x=v, shape=[bags, 1, 1]) for v in (first, after))
     place = np.arange(count, dtype=np.int32)[None, :, None]
-    inside: Var = mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
-    return inside
+    return mb.logical_and(x=mb.less_equal(x=first, y=place), y=mb.greater(x=after, y=place))
 
 
 def _on_numbers(convert: Callable[..., Var], values: Sequence[Var], name: str) -> Var:
@@ -456,8 +453,7 @@ def _on_numbers(convert: Callable[..., Var], values: Sequence[Var], name: str) -
     if not types.is_bool(values[0].dtype):
         return convert(*values, name=name)
     made = convert(*(mb.cast(x=v, dtype="int32") for v in values), name=f"{name}_number")
-    bools: Var = mb.cast(x=made, dtype="bool", name=name)
-    return bools
+    return mb.cast(x=made, dtype="bool", name=name)
 
 
 def masked_scatter(context: Any, node: Any) -> None:
@@ -474,8 +470,7 @@ def masked_scatter(context: Any, node: Any) -> None:
     def convert(x: Var, source: Var, name: str) -> Var:
         taken = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=at, axis=0)
         x, taken = promoted([_broadcast(x, shape), mb.reshape(x=taken, shape=shape)])
-        made: Var = mb.select(cond=flags, a=taken, b=x, name=name)
-        return made
+        return mb.select(cond=flags, a=taken, b=x, name=name)
 
     context.add(_on_numbers(convert, [x, source], node.name))
 
@@ -498,10 +493,12 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
     **dict.fromkeys(("embedding_bag", "embedding_bag.padding_idx"), embedding_bag),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),
+    "unfold": unfold,
+    "as_strided": as_strided,
     "masked_scatter": masked_scatter,
     "masked_select": masked_select,
 }
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+WRAPPERS: dict[str, Wrap] = {
     "index": with_masks_among_indices,
     "index_put": with_index_put,
     **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), with_scatter),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value, option
 from anesurgery.mil import Array, Var, ct, is_symbolic, mb, np_dtype, producer, types
 
 
@@ -130,14 +130,12 @@ def resized(resample: str, x: Var, size: Any, aligned: bool, name: str) -> Var |
     else:
         shape = mb.concat(values=[_as_list(side) for side in stated], axis=0)
         made = mb.resize(x=image, shape=shape, resized_dims=np.uint32(len(sides)), sampling_mode=mode)
-    result: Var = mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
-    return result
+    return mb.squeeze(x=made, axes=[2], name=name) if is_line else mb.identity(x=made, name=name)
 
 
 def _as_list(side: Var) -> Var:
     """Return a number as a list of one integer."""
-    made: Var = mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
-    return made
+    return mb.expand_dims(x=mb.cast(x=side, dtype="int32"), axes=[0])
 
 
 def _is_multiple(side: Any) -> bool:
@@ -158,7 +156,7 @@ def _is_at_least_ios17() -> bool:
 
 def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:
     """Return the scale of each axis, arguments from `first` on; each is None where a size is given."""
-    stated = [known_value(argument(context, node, first + i, "")) for i in range(axes)]
+    stated = [option(context, node, first + i, "") for i in range(axes)]
     scales = list(stated[0]) if np.ndim(stated[0]) else stated
     # coremltools holds them in fp32, whose shortest form is what was written: 1.7, and not 1.7000000477
     return [None if s is None else float(str(known_value(s))) for s in scales]

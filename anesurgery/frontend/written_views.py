@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value, wrapper
+from anesurgery.frontend.arguments import Convert, converted, dtype_of, inputs_of, known_value, wrapper
 from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import Var, mb, types
 
@@ -35,19 +35,10 @@ COPIES = ("copy_", "fill_")
 FRESH = ("empty", *CUTTING)
 """Operations whose results coremltools itself lets a copy fill, also downstream of a cast."""
 
-GraphPass = Callable[[Any], None]
 
+def with_scattered_views(host: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the pass that fuses assignments: writes into views are replaced before it."""
 
-def write_through_views() -> None:
-    """Replace writes into views before coremltools fuses assignments; a second call changes nothing."""
-    from coremltools.converters.mil.frontend.torch import converter
-
-    host = converter.generate_tensor_assignment_ops
-    if host.__module__ != __name__:
-        converter.generate_tensor_assignment_ops = _after_scatters(host)
-
-
-def _after_scatters(host: GraphPass) -> GraphPass:
     def generate_tensor_assignment_ops(graph: Any) -> None:
         scatter_views(graph)
         host(graph)
@@ -231,11 +222,7 @@ def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
 
 
 def _refuse_lost_in_blocks(node: Any) -> None:
-    """Raise where a scripted branch or loop writes into a part of a tensor, and the tensor lives on.
-
-    Raises:
-        NotImplementedError: it does.
-    """
+    """Raise where a scripted branch or loop writes into a part of a tensor, and the tensor lives on."""
     inner = list(_nodes_in_blocks(node))
     made_by = {name: one for one in inner for name in one.outputs}
     reads = Counter(_names_read_in_blocks(node))
@@ -332,10 +319,7 @@ def written_as(context: Any, node: Any) -> None:
 def with_written_dtype(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `copy(target, value)`, as exported programs have it, to keep the target's dtype."""
     target, value = inputs_of(context, node)[:2]
-    context.push(([node.inputs[1]], [_in_dtype_of(target, value)]))
-    host(context, node)
-    written = context[node.name]
-    context.pop()
+    (written,) = converted(host, context, node, {node.inputs[1]: _in_dtype_of(target, value)})
     context.add(written, torch_name=node.name)
 
 

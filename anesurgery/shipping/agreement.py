@@ -144,8 +144,7 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
     except Exception as error:  # torch raises what it likes
         words = f"transformers cannot run {type(module).__name__} on {len(ids)} tokens: {error}"
         raise LoadError(f"{words}; look at the sizes in config.json") from error
-    logits: Array = (result if has_keep else result[rows]).numpy()
-    return logits
+    return (result if has_keep else result[rows]).numpy()
 
 
 def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
@@ -163,8 +162,7 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
             later = getattr(output, argument, None)
             cache = cache if later is None else later
             rows.append(output.logits[0, -1].numpy())
-    logits: Array = np.stack(rows)[places]
-    return logits
+    return np.stack(rows)[places]
 
 
 def counts_positions_otherwise(module: Any, text: ComparedText) -> bool:
@@ -304,7 +302,10 @@ def psnr_of_noise(text: ComparedText, expected: Array, module: Any) -> float:
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides whether a built model may be handed over, beside the checkpoint's logits for a text."""
+    """Decides whether a built model may be handed over, beside the checkpoint's logits for a text.
+
+    Each check raises a `SurgeryError` where it may not; `psnr` is that of the model's logits, in dB.
+    """
 
     text: ComparedText
     wanted: Array
@@ -315,14 +316,7 @@ class Judge:
     """Loads the checkpoint as a module of transformers; called only where rows differ."""
 
     def check_agreement(self, rows: Array) -> None:
-        """Check that a model computes what the checkpoint does, up to the rounding of weights.
-
-        Args:
-            rows: the model's logits, computed in fp32.
-
-        Raises:
-            SurgeryError: rows differ by more than rounding.
-        """
+        """Check that logits in fp32 are those of the checkpoint, up to the rounding of weights."""
         apart = unexplained_rows(rows, self.text, self.rounded, self.module)
         if apart:
             place, most = max(apart.items(), key=lambda row: row[1])
@@ -334,16 +328,7 @@ class Judge:
             )
 
     def check_decoded(self, rows: Array, decoded: Array, bits: int) -> None:
-        """Check that compressed weights give what the numbers give to which they decode.
-
-        Args:
-            rows: logits of the model with compressed weights, computed in fp32.
-            decoded: logits of the same model made from the decoded weights.
-            bits: bits of a weight.
-
-        Raises:
-            SurgeryError: rows differ by more than rounding.
-        """
+        """Check that logits of compressed weights, in fp32, are those of the numbers to which they decode."""
         apart = row_differences(rows, decoded)
         if not np.all(apart < ALIKE):
             raise SurgeryError(
@@ -355,15 +340,8 @@ class Judge:
     def check_fp16(self, psnr: float, model: Path) -> str | None:
         """Check that a model computed in fp16 is no further from the checkpoint than rounding explains.
 
-        Args:
-            psnr: the PSNR of its logits, in dB.
-            model: its path, for the message.
-
         Returns:
             A note where rounding alone leads below `AGREE`; else None.
-
-        Raises:
-            SurgeryError: the model is further from the checkpoint.
         """
         if psnr >= AGREE:
             return None
@@ -380,17 +358,9 @@ class Judge:
         )
 
     def check_compressed(self, psnr: float, bits: int) -> str:
-        """Check that compressed weights lose no more than plain rounding to as many bits does.
+        """Check that weights of a few bits lose no more than plain rounding; return a note with both figures.
 
-        Args:
-            psnr: the PSNR of the model's logits, in dB.
-            bits: bits of a weight.
-
-        Returns:
-            A note with both figures.
-
-        Raises:
-            SurgeryError: they lose more than twice as much.
+        They may lose twice as much.
         """
         usual = psnr_of_quantized(self.text, self.wanted, self.module(), bits)
         if not psnr >= usual - SLACK:

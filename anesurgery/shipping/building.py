@@ -11,13 +11,11 @@ of the model its inputs, outputs and states, the context, and which chunks have 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +50,7 @@ from anesurgery.mil import (
     patched,
     quiet_host,
     replace_uses,
+    silent_host,
     static_shape,
     types,
 )
@@ -71,14 +70,9 @@ from anesurgery.surgery import Recipe, Surgery, apply
 
 
 def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
-    """Return the content of `runner.json` for a folder.
+    """Return the content of `runner.json` for a folder; `model` is the package, or the folder of chunks, in it.
 
-    Args:
-        folder: the built folder.
-        model: the name of the package, or of the folder of chunks, in it.
-        checkpoint: what the model was built from.
-        most: the most tokens of a text. A recurrent state would take any number.
-        hashes: file name -> hash, of the files of the folder.
+    `most` is the most tokens of a text: a recurrent state would take any number. `hashes` are of the files.
     """
     decoder = Decoder(folder / model)
     call = decoder.calls[-1]
@@ -284,11 +278,7 @@ def build(
 
 
 def _check_options(options: Options, most: int | None) -> None:
-    """Check the options of the model; `most` is the number of positions that the checkpoint was made for.
-
-    Raises:
-        SurgeryError: an option has a wrong value.
-    """
+    """Check the options of the model; `most` is the number of positions that the checkpoint was made for."""
     context, bits = options.context, options.bits
     if options.head not in HEADS:
         raise SurgeryError(f"head={options.head!r}; it may be {' or '.join(map(repr, HEADS))}")
@@ -458,7 +448,7 @@ class _Builder:
                 from coremltools.optimize import coreml as host
             settings = read_mode(f"linear-{self.options.bits}").settings
             config = host.OptimizationConfig(host.OpLinearQuantizerConfig(**settings))
-            with quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+            with silent_host():
                 made = host.linear_quantize_weights(to_mlmodel(load(model)), config)
             save(load(made), place)
 
@@ -690,11 +680,7 @@ class _Builder:
 
 
 def _recipe(**options: Any) -> Recipe:
-    """Return the recipe of a build.
-
-    Raises:
-        SurgeryError: an option has a wrong value.
-    """
+    """Return the recipe of a build."""
     recipe: Recipe = registry.recipe_module("llm_ane").llm_ane
     return recipe.with_options(**options)
 

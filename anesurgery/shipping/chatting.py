@@ -105,9 +105,6 @@ def _split_stops(stop: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(s for s in stops if isinstance(s, str)), tuple(int(s) for s in stops if not isinstance(s, str))
 
 
-__all__ = ["Runner", "chat"]
-
-
 # The tokenizer is a file of the tokenizers library. A chat template is Jinja code that comes with the
 # checkpoint, from whoever made it, so it runs in a sandbox.
 

@@ -22,9 +22,7 @@ rewritten because torch cannot trace `scatter` of a plain bool, nor coremltools 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from anesurgery import frontend
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.frontend.length_choices import LengthError
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import ct, silent_host
 
 MAX_DIFFERENCE = 1e-3
 """Largest accepted difference of a trace from its module, as a share of the range of the output in fp32."""
@@ -103,11 +101,7 @@ class Traceable(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def __exit__(self, *error: object) -> None:
-        """Check that groups which were split were joined again.
-
-        Raises:
-            NotExpressible: they were not.
-        """
+        """Check that groups which were split were joined again."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._pending_groups is not None and error[0] is None:
             raise NotExpressible("rows are split by sizes that are computed, and not joined again")
@@ -330,7 +324,7 @@ def traced_package(
     """
     prepare(module)
     try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+        with torch.no_grad(), silent_host():
             trace: Any = torch.jit.trace
             with Traceable() as mode:
                 traced = trace(call, tuple(examples), check_trace=False)

@@ -39,7 +39,6 @@ from anesurgery.mil import (
     is_symbolic,
     mb,
     np_dtype,
-    reads,
     replace_uses,
     static_shape,
     types,
@@ -110,13 +109,9 @@ class _TwoLengths:
     ) -> None:
         self.multiple = total_stride(function)
         self.length = self.multiple * _free_length(function, [n for shape in largest.values() for n in shape])
-        probe = {
-            key: tuple(self.length if axes.get(key) == a else n for a, n in enumerate(shape))
-            for key, shape in largest.items()
-        }
-        name = default_function(loaded)
+        probe = _shapes_at(largest, axes, self.length)
         self.probe_sizes, self.largest_sizes = (
-            _shapes_by_name(_unfolded(loaded, name, shapes)) for shapes in (probe, largest)
+            _shapes_by_name(_unfolded(loaded, shapes)) for shapes in (probe, largest)
         )
 
     def differs(self, var: Var, axis: int) -> bool:
@@ -136,6 +131,14 @@ class _TwoLengths:
             )
             raise SurgeryError(f"sizes: axis {axis} of %{var.name} is {words}")
         return self.length // places
+
+
+def _shapes_at(shapes: _InputShapes, axes: Mapping[str, int], size: int) -> dict[str, tuple[int, ...]]:
+    """Return `shapes` with another size along one axis of some inputs."""
+    return {
+        key: tuple(size if axes.get(key) == a else n for a, n in enumerate(shape))
+        for key, shape in shapes.items()
+    }
 
 
 def _shapes_by_name(function: Function) -> dict[str, Sequence[int]]:
@@ -292,21 +295,13 @@ class _Question:
     """Input -> its shape where all lengths are longest."""
 
     @property
-    def name(self) -> str | None:
-        """The name of the function that the model runs."""
-        return default_function(self.loaded)
-
-    @property
     def function(self) -> Function:
-        """That function, with dynamic shapes."""
-        return function_of(self.loaded.program, self.name)
+        """The function that the model runs, with dynamic shapes."""
+        return function_of(self.loaded.program, default_function(self.loaded))
 
-    def shapes_at(self, shapes: _InputShapes, length: Length, size: int) -> dict[str, tuple[int, ...]]:
-        """Return `shapes` with another size along one length."""
-        return {
-            key: tuple(size if length.axes.get(key) == a else n for a, n in enumerate(shape))
-            for key, shape in shapes.items()
-        }
+    def unfolded(self, shapes: _InputShapes, size: int) -> Function:
+        """Return that function at fixed shapes, with another size along the length."""
+        return _unfolded(self.loaded, _shapes_at(shapes, self.one.axes, size))
 
 
 def padding_between(loaded: Loaded, wanted: Sequence[_InputShapes]) -> Padding:
@@ -396,7 +391,7 @@ def padding_along(loaded: Loaded, wanted: Sequence[_InputShapes], one: Length) -
     for other in question.others:  # a length that no axis has, and that all strides divide
         prime = _free_length(function, fixed)
         fixed.append(prime)
-        elsewhere = question.shapes_at(elsewhere, other, prime * total_stride(function))
+        elsewhere = _shapes_at(elsewhere, other.axes, prime * total_stride(function))
     length = _free_length(function, fixed, one.least)
     padding = Padding({}, {})
     try:
@@ -421,10 +416,8 @@ def _total_stride(question: _Question) -> int:
     function, one = question.function, question.one
     if not question.others:
         return total_stride(function)
-    shapes = (question.shapes_at(question.largest, one, places) for places in (one.least, one.most))
     shorter, longer = (
-        {v.name: v.shape for op in walk_ops(f) for v in reads(op)}
-        for f in (_unfolded(question.loaded, question.name, at) for at in shapes)
+        _shapes_by_name(question.unfolded(question.largest, places)) for places in (one.least, one.most)
     )
     return total_stride(function, lambda x, a: shorter[x.name][a] != longer[x.name][a])
 
@@ -455,10 +448,7 @@ def _proved_padding(
     """
     one, function, reasons = question.one, question.function, list[Refusal]()
     try:
-        followed, whole = (
-            _unfolded(question.loaded, question.name, question.shapes_at(shapes, one, places))
-            for places in (length * multiple, one.most)
-        )
+        followed, whole = (question.unfolded(shapes, places) for places in (length * multiple, one.most))
     except PassError as error:
         return Padding({}, {}, str(error))
     for fill in [before.fill] if before else _fill_values(function, one.axes):
@@ -494,7 +484,7 @@ def _change_with_length(question: _Question, claims: Collection[str], multiple: 
     def at(lengths: Sequence[int]) -> list[torch.Tensor]:
         here: _InputShapes = known
         for length, places in zip((question.one, *question.others), lengths, strict=True):
-            here = question.shapes_at(here, length, places)
+            here = _shapes_at(here, length.axes, places)
         return evaluate({var: torch.zeros(here[name]) for name, var in function.inputs.items()})
 
     every = [range(multiple, question.one.most + 1, multiple), *(range(1, o.most + 1) for o in question.others)]
@@ -512,13 +502,13 @@ def _change_with_length(question: _Question, claims: Collection[str], multiple: 
     return ""
 
 
-def _unfolded(loaded: Loaded, name: str | None, shapes: _InputShapes) -> Function:
-    """Return the function at fixed shapes, before the arithmetic on shapes is folded.
+def _unfolded(loaded: Loaded, shapes: _InputShapes) -> Function:
+    """Return the function that a model runs at fixed shapes, before the arithmetic on shapes is folded.
 
     Raises:
         PassError: an op cannot have these shapes.
     """
-    function = function_of(MLProgram(loaded).clone().program, name)
+    function = function_of(MLProgram(loaded).clone().program, default_function(loaded))
     if (refusal := barred(function, frozenset())) is not None:
         raise PassError(str(refusal))
     FixedShapes(shapes, 1).fix(function)

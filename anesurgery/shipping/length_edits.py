@@ -313,11 +313,7 @@ def edits_of(op: Operation, lengths: LengthFacts) -> Edits:
 
 
 def _check_counts(op: Operation, lengths: LengthFacts) -> None:
-    """Check that an op of fixed shape has no constant as large as a length, which it may count.
-
-    Raises:
-        Refused: it has one.
-    """
+    """Check that an op of fixed shape has no constant as large as a length, which it may count."""
     if op.op_type not in BINARY | {"clip"} or any(lengths.varying(v) for _, v in operands(op)):
         return
     for name in ("x", "y", "alpha", "beta"):
@@ -761,17 +757,6 @@ def _resize(op: Operation, lengths: LengthFacts) -> Edits:
 
 
 def _gather(op: Operation, lengths: LengthFacts) -> Edits:
-    """Constant indices must be the same positions at each length."""
-    axis = (ints(op, "axis") or [0])[0] % op.x.rank
-    column, picked = lengths.columns(op.x)[axis], constant(op.indices)
-    if not varies(column) or picked is None:
-        return {}
-    for place in np.ravel(picked).tolist():
-        _check_single_place(op, int(place), column)
-    return {}
-
-
-def _gather_along(op: Operation, lengths: LengthFacts) -> Edits:
     """Constant indices along a length must be the same positions at each length."""
     axis, picked = (ints(op, "axis") or [0])[0] % op.x.rank, evaluate_static(op.indices)
     column = lengths.columns(op.x)[axis]
@@ -916,28 +901,21 @@ def is_made_of(factor: float, length: int) -> bool:
 
 
 PASSING = names(
-    """
-    add cast expand_dims identity mul real_div reduce_mean reduce_sum reshape slice_by_index squeeze
-    sub transpose
-    """
+    "add cast expand_dims identity mul real_div reduce_mean reduce_sum reshape slice_by_index squeeze sub "
+    "transpose"
 )
 """Ops whose result is a sum over positions if an operand is one."""
 WINDOWED = names("avg_pool conv max_pool l2_pool")
+WITHOUT_LENGTHS = names(
+    "argsort band_part cumsum depth_to_space einsum expand_dims linear matmul pixel_shuffle pixel_unshuffle "
+    "prelu reduce_argmax reduce_argmin reverse scaled_dot_product_attention shape softmax space_to_depth stack "
+    "transpose"
+)
+"""Ops that hold no length themselves, with those of whole families."""
 
 Rule: TypeAlias = "Callable[[Operation, LengthFacts], Edits]"
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(POINTWISE | NORMS | REDUCTIONS | RECURRENT, _no_edits),
-    **dict.fromkeys(
-        names(
-            """
-            argsort band_part cumsum depth_to_space einsum expand_dims linear matmul
-            pixel_shuffle pixel_unshuffle prelu reduce_argmax reduce_argmin reverse scaled_dot_product_attention
-            shape softmax
-            space_to_depth stack transpose
-            """
-        ),
-        _no_edits,
-    ),
+    **dict.fromkeys(POINTWISE | NORMS | REDUCTIONS | RECURRENT | WITHOUT_LENGTHS, _no_edits),
     **dict.fromkeys(names("mul real_div"), _factor_edit),
     **dict.fromkeys(names("conv conv_transpose"), _windows),
     **dict.fromkeys(names("avg_pool max_pool l2_pool"), _pool),
@@ -950,8 +928,7 @@ RULES: Mapping[str, Rule] = {
     "split": _split,
     "tile": _tile,
     "pad": _pad,
-    "gather": _gather,
-    "gather_along_axis": _gather_along,
+    **dict.fromkeys(names("gather gather_along_axis"), _gather),
     "gather_nd": _gather_nd,
     "topk": _topk,
     "squeeze": _squeeze,

@@ -67,11 +67,7 @@ def read(path: Path) -> Loaded:
 
 
 def _convert(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Loaded:
-    """Convert an ONNX model with onnx2coreml.
-
-    Raises:
-        LoadError: an op is not converted.
-    """
+    """Convert an ONNX model with onnx2coreml."""
     out, errors = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
     try:
         with quiet_host(), warnings.catch_warnings(), out, errors:
@@ -133,7 +129,8 @@ def _compare_with_onnxruntime(loaded: Loaded, session: Any, path: Path) -> str:
             words = f"{before[0]} inputs and {before[1]} outputs became {after[0]} and {after[1]}"
             raise LoadError(f"{path}: the conversion cannot be compared with onnxruntime: {words}")
         feed = {
-            one.name: _as_onnx_type(v, one.type) for one, v in zip(onnx_inputs, values.values(), strict=True)
+            one.name: value.astype(KINDS.get(one.type, np.int32 if "int" in one.type else np.float32))
+            for one, value in zip(onnx_inputs, values.values(), strict=True)
         }
         pairs = zip(session.get_outputs(), session.run(None, feed), results.values(), strict=True)
         for output, expected, actual in pairs:
@@ -176,11 +173,7 @@ KINDS = {
     "tensor(int64)": np.int64,
     "tensor(bool)": np.bool_,
 }
-
-
-def _as_onnx_type(value: Array, kind: str) -> Array:
-    """Convert an input array to the type that onnxruntime asks for."""
-    return value.astype(KINDS.get(kind, np.int32 if "int" in kind else np.float32))
+"""Type that onnxruntime asks for -> that of numpy."""
 
 
 def _first_lines(error: Exception) -> str:

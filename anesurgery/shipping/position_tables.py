@@ -268,8 +268,7 @@ class _TableSlice:
 
 def _array_of(op: Operation) -> Array:
     """Return the array of a constant."""
-    value: Array = op.outputs[0].val
-    return value
+    return op.outputs[0].val
 
 
 def share_tables(functions: Mapping[str, Function]) -> dict[str, int]:
@@ -327,17 +326,12 @@ def _worthwhile_slices(
     large = {part.op for part in slices if part.table.nbytes >= SMALL_TABLE}
     yield from (part for part in slices if part.op in large)
     stored = [_array_of(op) for ops in own_tables.values() for op in ops if op not in large]
-    added_bytes = {table.tobytes(): _bytes_in_file(table) for table in stored}
+    added_bytes = {table.tobytes(): HEAD + -(-table.nbytes // GRAIN) * GRAIN for table in stored}
     for part in sorted(small, key=lambda part: -part.table.nbytes):
         if sum(added_bytes.values()) <= SHARE * weights:
             return
         added_bytes.pop(part.table.tobytes(), None)
         yield part
-
-
-def _bytes_in_file(table: Array) -> int:
-    """Return the bytes that a table takes in the weight file."""
-    return HEAD + -(-table.nbytes // GRAIN) * GRAIN
 
 
 def _is_table(op: Operation) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal, Refused, SurgeryError
+from anesurgery.errors import PassError, Refused, SurgeryError
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.loading import clone
@@ -68,23 +68,13 @@ class FollowedFunction:
     """Assumptions that the numbers of the model do not prove, in words."""
 
 
-def follow_at_sizes(
-    copies: Sequence[Function], sizes: Sequence[Mapping[str, Sequence[int]]]
-) -> FollowedFunction | Refusal:
-    """Find what must change in a function for other sizes, by following it at all sizes at once.
+class _Walk:
+    """One walk through the function at all sizes at once, op by op, which finds what must change for them.
 
     Args:
         copies: copies of the function; the first stays as it is, the others are edited.
         sizes: for each of the other copies, input -> its shape.
     """
-    try:
-        return _Walk(copies, sizes).result()
-    except Refused as error:
-        return _refusal_of(error)
-
-
-class _Walk:
-    """One walk through the copies, op by op."""
 
     def __init__(self, copies: Sequence[Function], sizes: Sequence[Mapping[str, Sequence[int]]]) -> None:
         self.copies = copies
@@ -128,7 +118,8 @@ class _Walk:
                 raise refused("too many of its numbers turn out to be lengths", self.ops[0][i])
         for refusal in self.facts.open.values():
             raise Refused(refusal)
-        columns = {v.name: self.facts.columns(v) for v in (*base.inputs.values(), *_all_results(base))}
+        values = [*base.inputs.values(), *(v for op in base.operations for v in op.outputs)]
+        columns = {v.name: self.facts.columns(v) for v in values}
         return FollowedFunction(
             columns, {n: e for n, e in self.edits.items() if e}, tuple(self.facts.assumed.values())
         )
@@ -186,10 +177,6 @@ class _Walk:
                 )
 
 
-def _all_results(function: Function) -> list[Var]:
-    return [v for op in function.operations for v in op.outputs]
-
-
 def _operand_at_size(op: Operation, edit: NewValue, size_index: int) -> Var:
     """Return the changed operand of an op at one size, as a constant."""
     if isinstance(edit, TableEdit):
@@ -223,20 +210,6 @@ def _change_inputs(op: Operation, changes: Edits, operand_of: Callable[[Operand,
         changed[name] = (*value[:i], var, *value[i + 1 :]) if isinstance(value, (list, tuple)) else var
     if changed:
         op.set_inputs(no_check_var_types=True, **changed)
-
-
-def resize(function: Function, followed: FollowedFunction) -> Refusal | None:
-    """Write the changes into a function, for any length; return a refusal where a length cannot be read."""
-    try:
-        _Emitter(function, followed).run()
-    except Refused as error:
-        return _refusal_of(error)
-    return None
-
-
-def _refusal_of(error: Refused) -> Refusal:
-    """Return the refusal that was raised."""
-    return error.args[0]
 
 
 class _Emitter:
@@ -390,15 +363,14 @@ def lengthened(
     copies = [function_of(clone(loaded).program, name) for _ in range(len(sizes) + 1)]
     for shapes in sizes:
         _check_ranks(copies[0], shapes)
-    followed = follow_at_sizes(copies, sizes)
-    if isinstance(followed, Refusal):
-        raise SurgeryError(f"{REFUSED}: {followed}; {REMEDY}")
     copied = replace(clone(loaded), spec=_ranged_spec(loaded.spec, sizes))
     for other in [n for n in copied.program.functions if n != name]:
         del copied.program.functions[other]  # it keeps its one size, and the models of the sizes do not have it
-    refusal = resize(function_of(copied.program, name), followed)
-    if refusal is not None:
-        raise SurgeryError(f"{REFUSED}: {refusal}; {REMEDY}")
+    try:
+        followed = _Walk(copies, sizes).result()
+        _Emitter(function_of(copied.program, name), followed).run()
+    except Refused as refused:
+        raise SurgeryError(f"{REFUSED}: {refused.args[0]}; {REMEDY}") from refused
     return copied, followed.assumed
 
 
@@ -428,11 +400,7 @@ def _ranged_spec(spec: Any, sizes: Sequence[Mapping[str, tuple[int, ...]]]) -> A
 
 
 def _check_ranks(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that each input keeps its number of axes.
-
-    Raises:
-        SurgeryError: an input has another number of axes.
-    """
+    """Check that each input keeps its number of axes."""
     for name, shape in shapes.items():
         own = tuple(function.inputs[name].shape)
         if len(own) != len(shape):

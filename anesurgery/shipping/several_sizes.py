@@ -11,11 +11,9 @@ function of the length that interpolates between these 8. The user calls it befo
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import zip_longest
@@ -49,7 +47,7 @@ from anesurgery.mil import (
     ct,
     exclusive,
     function_of,
-    quiet_host,
+    silent_host,
 )
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.placement.inspection import Inspection
@@ -252,12 +250,7 @@ def _has_loops(loaded: Loaded) -> bool:
 
 
 def _as_dynamic(loaded: Loaded, wanted: Sequence[Shapes], *, unrolled: bool) -> tuple[Loaded, tuple[str, ...]]:
-    """Return the model with dynamic axes where it has one fixed size, and what that assumes.
-
-    Raises:
-        SurgeryError: an op cannot have another size.
-        UnknownName: no such input.
-    """
+    """Return the model with dynamic axes where it has one fixed size, and what that assumes."""
     chosen = function_of(loaded.program, default_function(loaded))
     for name in wanted[0]:
         if name not in chosen.inputs:
@@ -279,11 +272,7 @@ def _as_dynamic(loaded: Loaded, wanted: Sequence[Shapes], *, unrolled: bool) -> 
 def _add_masks(
     loaded: Loaded, wanted: Sequence[dict[str, Shape]], mask: str
 ) -> tuple[Loaded, list[dict[str, Shape]]]:
-    """Return the model with a mask for each length that needs one, and its shapes at each size.
-
-    Raises:
-        SurgeryError: no mask can be added.
-    """
+    """Return the model with a mask for each length that needs one, and its shapes at each size."""
     _at_each_size(loaded, {"the first size": wanted[0]})
     lengths, sizes = lengths_of(loaded, wanted), [dict(size) for size in wanted]
     if not lengths:
@@ -336,12 +325,7 @@ def _by_name(wanted: Sequence[Shapes]) -> dict[str, Shapes]:
 
 
 def _at_each_size(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
-    """Return a dynamic model at each size, with shared tables.
-
-    Raises:
-        SurgeryError: the model cannot have one of the sizes.
-        UnknownName: no such input.
-    """
+    """Return a dynamic model at each size, with shared tables."""
     models = {name: _at_size(loaded, name, shapes) for name, shapes in wanted.items()}
     share_tables(_functions(models))
     return models
@@ -350,12 +334,7 @@ def _at_each_size(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loa
 def _convert_each_size(
     convert: Callable[[dict[str, Shape]], Any], wanted: Mapping[str, Shapes], *, share: bool
 ) -> tuple[dict[str, Loaded], tuple[str, ...], Padding]:
-    """Convert a model at each size; return the models, sentences on computed tables, and how to pad.
-
-    Raises:
-        LoadError: the model cannot be converted.
-        SurgeryError: a converted model has another size.
-    """
+    """Convert a model at each size; return the models, sentences on computed tables, and how to pad."""
     models, resampled = dict[str, Loaded](), dict[str, list[Resampled]]()
     for name, size in wanted.items():
         with resampled_constants() as resampled[name]:
@@ -394,11 +373,7 @@ def _functions(models: Mapping[str, Loaded]) -> dict[str, Function]:
 
 
 def _at_size(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:
-    """Return the model at one size; its weights are shared.
-
-    Raises:
-        SurgeryError: an op cannot have this size.
-    """
+    """Return the model at one size; its weights are shared."""
     subject = MLProgram(loaded).clone()
     session = Session(prove_sites=False)
     run_pass(make_pass("fix_shapes", shapes=dict(shapes)), subject.program, session)
@@ -567,16 +542,12 @@ def converter(module: Any, dtypes: Mapping[str, str] | None) -> Callable[[Mappin
 
 
 def _convert_module(module: Any, inputs: Mapping[str, tuple[tuple[int, ...], Any]]) -> Any:
-    """Trace and convert the module.
-
-    Raises:
-        LoadError: the module cannot be traced or converted.
-    """
+    """Trace and convert the module."""
     frontend.register()
     examples = tuple(torch.from_numpy(np.zeros(shape, kind)) for shape, kind in inputs.values())
     was_training = module.training
     try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+        with torch.no_grad(), silent_host():
             trace: Any = torch.jit.trace
             return ct.convert(
                 trace(module.eval(), examples, check_trace=False),
@@ -670,7 +641,8 @@ def size_times(
     inspections = dict(zip(probes, sized.inspect(device).values(), strict=True))
     milliseconds = {length: inspection.time.ms for length, inspection in inspections.items() if inspection.time}
     if not milliseconds:
-        why = _no_time_reason(inspections[probes[-1]])
+        notes = (note for note in inspections[probes[-1]].notes if note.startswith("no time"))
+        why = next(notes, "no time is known")
         choose = "choose by padding, without a model"
         raise SurgeryError(f"no length has an estimated time on {device}: {why}; {choose}")
     return SizeTimes(milliseconds, inspections, *_stored_bytes(sized))
@@ -691,8 +663,3 @@ def _probe_lengths(share_of_length: Mapping[int, float], multiple: int) -> list[
     first, last = (-(-n // multiple) * multiple for n in (min(share_of_length), max(share_of_length)))
     spread = np.geomspace(first, last, PROBES).round().astype(int).tolist()
     return sorted({min(-(-n // multiple) * multiple, last) for n in spread})
-
-
-def _no_time_reason(inspection: Inspection) -> str:
-    """Return the note of an inspection that says why it has no time."""
-    return next((note for note in inspection.notes if note.startswith("no time")), "no time is known")

@@ -160,11 +160,7 @@ def _shortened(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | Non
 
 
 def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, Any]) -> None:
-    """Check that a model has only arrays of finite numbers as inputs and outputs.
-
-    Raises:
-        SurgeryError: it keeps states, takes or gives something else.
-    """
+    """Check that a model has only arrays of finite numbers as inputs and outputs."""
     if states := [name for name, var in ports.items() if types.is_state(var.sym_type)]:
         raise SurgeryError(
             f"{source} keeps the state {states[0]}; a folder of `anesurgery build` says how it is run"

@@ -17,7 +17,7 @@ from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
-from anesurgery.show.page import environment
+from anesurgery.show.page import render
 from anesurgery.show.report import Report, Table, first_rows
 
 LEAST = 1e-9
@@ -69,7 +69,10 @@ def whole_lines(compression: Compression) -> list[str]:
     if not compression.weights:
         lines.append("no weight to compress: small ones, and compressed ones, stay as they are")
     reasons = Counter((row.form, row.why) for row in compression.weights)
-    lines += [_form_reason(form, why, count) for (form, why), count in reasons.items()]
+    lines += [
+        f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
+        for (form, why), count in reasons.items()
+    ]
     lines += [*_input_lines(compression), *_balance_lines(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
@@ -119,11 +122,6 @@ def _balance_lines(compression: Compression) -> Iterator[str]:
         yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
 
 
-def _form_reason(form: str, why: str, count: int) -> str:
-    """Say why some weights have their form."""
-    return f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
-
-
 @draws("Compression", "page")
 def compression_page(compression: Compression) -> str:
     """Return a compression as an HTML document."""
@@ -133,9 +131,14 @@ def compression_page(compression: Compression) -> str:
         (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
         for point in compression.points
     ]
-    template = environment().get_template("compression.html")
-    return template.render(
-        compression=compression, first=first_rows, lines=lines, plot=plot, losses=losses, size=byte_words
+    return render(
+        "compression.html",
+        compression=compression,
+        first=first_rows,
+        lines=lines,
+        plot=plot,
+        losses=losses,
+        size=byte_words,
     )
 
 

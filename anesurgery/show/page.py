@@ -272,11 +272,11 @@ def _arrow(a: _Box, b: _Box, lanes: _Lanes) -> str:
     return _path([start, *down, (into, lane), (into, end[1]), end])
 
 
-def _path(points: Sequence[Point], radius: float = 5) -> str:
-    """Return the path of straight lines with rounded corners."""
+def _path(points: Sequence[Point]) -> str:
+    """Return the path of straight lines with corners that are rounded by 5 pixels."""
     path = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        (x, y), (end_x, end_y) = _towards(corner, before, radius), _towards(corner, after, radius)
+        (x, y), (end_x, end_y) = _towards(corner, before, 5), _towards(corner, after, 5)
         path += f"L{x:.0f} {y:.0f}Q{corner[0]:.0f} {corner[1]:.0f} {end_x:.0f} {end_y:.0f}"
     return path + f"L{points[-1][0]:.0f} {points[-1][1]:.0f}"
 
@@ -315,39 +315,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class TimePart:
-    """A source of cost in the bar of the time: the share, its colour, and its duration in words."""
-
-    part: time_shares.TimeShare
-    colour: str
-    words: str
-
-
-class TopNumber(NamedTuple):
-    """A number at the top of a page."""
-
-    name: str
-    value: str
-    remark: str
-
-
-class AneShare(NamedTuple):
-    """A share of the Neural Engine, as a number and in words."""
-
-    name: str
-    share: float
-    words: str
-
-
-class LegendEntry(NamedTuple):
-    """A unit, and how many ops it has."""
-
-    css_name: str
-    words: str
-    ops: int
-
-
-@dataclass(frozen=True)
 class PageView:
     """An inspection as the templates need it; a page with `after` has two."""
 
@@ -357,17 +324,19 @@ class PageView:
     """What is shown."""
     verdict: str
     """The verdict in a sentence."""
-    numbers: list[TopNumber]
-    shares: list[AneShare]
-    legend: list[LegendEntry]
-    """`numbers`, `shares` and `legend` stand at the top."""
+    numbers: list[tuple[str, str, str]]
+    """(name, value, remark)."""
+    shares: list[tuple[str, float, str]]
+    """(name, share of the Neural Engine, the same in words)."""
+    legend: list[tuple[str, str, int]]
+    """(unit in style sheets, in words, its ops). `numbers`, `shares` and `legend` stand at the top."""
     bar: list[Run]
     """The units of all ops, in one row."""
     strip: list[Run]
     """A cell for each op, in rows; [] if the graph names each op."""
     drawings: list[tuple[str, _Drawing]]
     """(name of a part, its graph)."""
-    time: list[TimePart]
+    time: list[time_shares.TimeShare]
     """The sources of cost."""
     dearest: list[time_shares.TimeShare]
     """The ops that take longest."""
@@ -391,9 +360,15 @@ def environment() -> Environment:
         short_name=short_name,
         key=css_name,
         duration=time_shares.in_words,
+        time_colours=time_shares.COLOURS,
         percent=summary.percent,
     )
     return templates
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template of this folder, filled."""
+    return environment().get_template(template).render(values)
 
 
 def css_name(unit: str | None) -> str:
@@ -427,41 +402,35 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
         views = [page_view(inspection, "before", HALF, style), page_view(after, "after", HALF, style)]
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            views=views,
-            last=last,
-            heading=heading(last),
-            compared=after is not None,
-            moved="" if after is None else compared_shares(inspection, after),
-            changes=summary.changes(inspection, last),
-            gone=gone,
-            new=new,
-            attention=summary.by_reason(summary.attention(last)),
-            findings=summary.by_rule(last.all_findings),
-            agreements=summary.agreements(last) if last.measured else [],
-            agreement_words=summary.agreement_words(summary.agreements(last)),
-            notes=summary.notes(last),
-            strip_length=STRIP,
-            data=data([(v.label, v.inspection) for v in views]),
-        )
+    return render(
+        "page.html",
+        views=views,
+        last=last,
+        heading=heading(last),
+        compared=after is not None,
+        moved="" if after is None else compared_shares(inspection, after),
+        changes=summary.changes(inspection, last),
+        gone=gone,
+        new=new,
+        attention=summary.by_reason(summary.attention(last)),
+        findings=summary.by_rule(last.all_findings),
+        agreements=summary.agreements(last) if last.measured else [],
+        agreement_words=summary.agreement_words(summary.agreements(last)),
+        notes=summary.notes(last),
+        strip_length=STRIP,
+        data=data([(v.label, v.inspection) for v in views]),
     )
 
 
 @draws("Inspection", "html")
 def cell(inspection: Inspection) -> str:
     """Return an inspection for a notebook cell, without script and style sheet."""
-    return (
-        environment()
-        .get_template("cell.html")
-        .render(
-            view=page_view(inspection, "", None),
-            heading=heading(inspection),
-            attention=summary.attention(inspection),
-            shown=CELL_ROWS,
-        )
+    return render(
+        "cell.html",
+        view=page_view(inspection, "", None),
+        heading=heading(inspection),
+        attention=summary.attention(inspection),
+        shown=CELL_ROWS,
     )
 
 
@@ -476,59 +445,54 @@ def page_view(
         verdict=summary.full_sentence(inspection),
         numbers=numbers(inspection),
         shares=shares(inspection),
-        legend=[LegendEntry(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        legend=[(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
         bar=bar(inspection),
         strip=strip(rows) if width and len(rows) > STRIP_FROM else [],
         drawings=[(name, draw(part, width, style)) for name, part in summary.sections(inspection)]
         if width
         else [],
-        time=[
-            TimePart(p, time_shares.COLOURS[p.name], time_shares.in_words(p.ms))
-            for p in time_shares.parts(inspection)
-        ],
+        time=time_shares.parts(inspection),
         dearest=time_shares.dearest(inspection),
         slowest=time_shares.segments(inspection),
     )
 
 
-def numbers(inspection: Inspection) -> list[TopNumber]:
+def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     """Return the numbers at the top."""
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
     rules = len({f.rule for f in inspection.all_findings})
     top = [
-        TopNumber("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
-        TopNumber(
-            "Neural Engine cannot run", f"{illegal:,}", f"unclear for {unknown:,} more" if unknown else ""
-        ),
-        TopNumber("segments", f"{segments:,}", counted(inspection.switches, "switch")),
-        TopNumber("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
+        ("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
+        ("Neural Engine cannot run", f"{illegal:,}", f"unclear for {unknown:,} more" if unknown else ""),
+        ("segments", f"{segments:,}", counted(inspection.switches, "switch")),
+        ("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]
     if (time := inspection.time) is not None:
-        top.append(TopNumber("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
+        top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {byte_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         wide = f", {byte_words(memory.expanded)} expanded" if memory.expanded else ""
-        top.append(TopNumber("weights", byte_words(memory.weights), limit + chunks + wide))
+        top.append(("weights", byte_words(memory.weights), limit + chunks + wide))
         largest = f"largest {byte_words(memory.largest)}"
-        top.append(TopNumber("activations", byte_words(memory.activations), largest))
+        top.append(("activations", byte_words(memory.activations), largest))
         if memory.states:
             traffic = f"{byte_words(memory.state_traffic)} a call"
-            top.append(TopNumber("states", byte_words(memory.states), traffic))
+            top.append(("states", byte_words(memory.states), traffic))
         if app := summary.app_words(memory):
-            top.append(TopNumber("in an app", byte_words(memory.needed), app))
+            top.append(("in an app", byte_words(memory.needed), app))
     return top
 
 
-def shares(inspection: Inspection) -> list[AneShare]:
+def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
     """Return the shares of the Neural Engine: of the ops, and of the work if it was counted."""
     residency = inspection.residency
     words = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
     return [
-        AneShare(f"of {word} on the Neural Engine", residency[what], summary.share_words(inspection, what))
+        (f"of {word} on the Neural Engine", residency[what], summary.share_words(inspection, what))
         for what, word in words.items()
     ]
 

@@ -32,7 +32,7 @@ from anesurgery.loading import load_graph, load_whole
 from anesurgery.mil import Block, Operation, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.show.page import environment
+from anesurgery.show.page import render
 from anesurgery.show.summary import UNIT_WORDS
 from anesurgery.text import to_text, type_text
 
@@ -304,13 +304,7 @@ def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
 
 
 def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
-    """Return an HTML document of ops and their connections.
-
-    Args:
-        flow: see `Picture.flow`.
-        heading: the heading of the page.
-        target: chip and OS for which boxes are coloured by unit; None for no colours.
-    """
+    """Return an HTML document of ops and their connections, of the parts of a `Picture`."""
     ops = [node for node, data in flow.nodes(data=True) if data["op"]]
     alike_keys = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
     folds = [
@@ -326,17 +320,14 @@ def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
         "edges": [[places[a], places[b]] for a, b in flow.edges],
         "folds": [fold.as_box(flow) for fold in folds],
     }
-    return (
-        environment()
-        .get_template("graph.html")
-        .render(
-            heading=heading,
-            target=target,
-            ops=len(ops),
-            units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
-            graph=graph,
-            libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
-        )
+    return render(
+        "graph.html",
+        heading=heading,
+        target=target,
+        ops=len(ops),
+        units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
+        graph=graph,
+        libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
     )
 
 

@@ -30,7 +30,7 @@ from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.console import plain, shows
-from anesurgery.show.page import environment
+from anesurgery.show.page import render
 from anesurgery.show.report import Line, Report, Table, first_rows, notes
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 
@@ -158,23 +158,18 @@ class OpLine:
 def certificate_page(certificate: Certificate) -> str:
     """Return a certificate as an HTML document."""
     at = {row.name: k for k, row in enumerate(certificate.rows)}
-    return (
-        environment()
-        .get_template("certificate.html")
-        .render(
-            found=certificate,
-            lines=[
-                op_line(row, rail) for row, rail in zip(certificate.rows, rails(certificate.rows), strict=True)
-            ],
-            outputs=list(zip(*certificate.outputs.values(), strict=True)),
-            worst=[(at[row.name], row) for row in certificate.enters[:ROWS] if row.worst < BANDS[0][1]],
-            bands=[words for words, _ in BANDS],
-            tried=tried_words(certificate),
-            decibels=decibels,
-            status={"holds": 0, "at risk": 1, "fails": 2}[certificate.verdict],
-            width=WIDTH,
-            height=HEIGHT,
-        )
+    return render(
+        "certificate.html",
+        found=certificate,
+        lines=[op_line(row, rail) for row, rail in zip(certificate.rows, rails(certificate.rows), strict=True)],
+        outputs=list(zip(*certificate.outputs.values(), strict=True)),
+        worst=[(at[row.name], row) for row in certificate.enters[:ROWS] if row.worst < BANDS[0][1]],
+        bands=[words for words, _ in BANDS],
+        tried=tried_words(certificate),
+        decibels=decibels,
+        status={"holds": 0, "at risk": 1, "fails": 2}[certificate.verdict],
+        width=WIDTH,
+        height=HEIGHT,
     )
 
 

@@ -37,23 +37,16 @@ GLYPHS: dict[str | None, tuple[str, str]] = {
 UNITS = tuple(GLYPHS)
 GLYPHS |= {part: LOOKS[part] for part in ("switches", "dispatch")}  # in bars of time: what belongs to no unit
 
-LEGEND: dict[str | None, str] = {
-    "ane": "Neural Engine",
-    "gpu": "GPU",
-    "cpu": "CPU",
-    None: "not known",
-    "switches": "switches",
-    "dispatch": "dispatch",
-}
+LEGEND = UNIT_WORDS | {None: "not known", "switches": "switches", "dispatch": "dispatch"}
 SIDES = ("before", "after")
 LEGAL_STYLES = {LEGAL_WORDS[False]: "red", LEGAL_WORDS[None]: "bright_black"}
 STATUS_STYLES = ("green", "yellow", "red")
 
 
-def device_bar(inspection: Inspection, width: int = BAR) -> Text:
+def device_bar(inspection: Inspection) -> Text:
     """Return the ops in file order as a bar, with a legend of counts."""
     counts = {unit: f"{LEGEND[unit]} {count:,}" for unit, count in summary.ordered_counts(inspection)}
-    return bars([("", _cells(inspection, width))], counts, GLYPHS)
+    return bars([("", _cells(inspection, BAR))], counts, GLYPHS)
 
 
 def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
@@ -75,12 +68,16 @@ def status_line(inspection: Inspection) -> Text:
     return line.append(f"\n{' | '.join(more)}", style="not bold default")
 
 
-def evidence_words(finding: Finding | None, length: int = 70) -> str:
-    """Return grade and source of a finding, the source cut to a length."""
+MOST_LETTERS = 70
+"""The most letters of a source."""
+
+
+def evidence_words(finding: Finding | None) -> str:
+    """Return grade and source of a finding, the source cut."""
     if finding is None:
         return ""
     source = finding.source.split(";")[0].strip().removeprefix("Apple: ")
-    cut = source if len(source) <= length else source[: length - 1].rstrip(" ,") + "…"
+    cut = source if len(source) <= MOST_LETTERS else source[: MOST_LETTERS - 1].rstrip(" ,") + "…"
     return f"{finding.grade.value}: {cut}" if cut else finding.grade.value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,34 +61,30 @@ def parts(inspection: Inspection) -> list[TimeShare]:
     """Return the sources of cost, the largest first; [] without a time."""
     if (time := inspection.time) is None:
         return []
-    shares = [TimeShare(name, ms, ms / time.ms, LABELS[name]) for name, ms in time.parts.items() if ms > 0]
+    return _slowest_first(time.ms, ((name, ms, LABELS[name]) for name, ms in time.parts.items() if ms > 0))
+
+
+def _slowest_first(total: float, rows: Iterable[tuple[str, float, str]]) -> list[TimeShare]:
+    """Return the shares of a time from rows of (name, milliseconds, explanation)."""
+    shares = [TimeShare(name, ms, ms / total, what) for name, ms, what in rows]
     return sorted(shares, key=lambda one: -one.ms)
 
 
 def segments(inspection: Inspection) -> list[TimeShare]:
     """Return the segments that take longest; [] where there is only one."""
-    timed = [segment for _, part in summary.sections(inspection) for segment in part.segments if segment.ms]
-    if inspection.time is None or len(timed) < 2:
-        return []
-    shares = [
-        TimeShare(
-            name=f"segment {segment.index}",
-            ms=segment.ms or 0.0,
-            share=(segment.ms or 0.0) / inspection.time.ms,
-            what=f"{summary.UNIT_WORDS[segment.unit]}, {counted(len(segment.ops), 'op')}",
-        )
-        for segment in timed
+    timed = [
+        (f"segment {s.index}", s.ms, f"{summary.UNIT_WORDS[s.unit]}, {counted(len(s.ops), 'op')}")
+        for _, part in summary.sections(inspection)
+        for s in part.segments
+        if s.ms
     ]
-    return sorted(shares, key=lambda one: -one.ms)
+    return [] if inspection.time is None or len(timed) < 2 else _slowest_first(inspection.time.ms, timed)
 
 
 def dearest(inspection: Inspection) -> list[TimeShare]:
     """Return the ops that take longest, at most `DEAREST`."""
-    if (time := inspection.time) is None:
-        return []
-    rows = [row for row in summary.all_rows(inspection) if row.ms]
-    shares = [TimeShare(row.name, row.ms or 0.0, (row.ms or 0.0) / time.ms, row.op_type) for row in rows]
-    return sorted(shares, key=lambda one: -one.ms)[:DEAREST]
+    rows = [(row.name, row.ms, row.op_type) for row in summary.all_rows(inspection) if row.ms]
+    return [] if inspection.time is None else _slowest_first(inspection.time.ms, rows)[:DEAREST]
 
 
 def cells(shares: list[TimeShare], width: int) -> list[tuple[str, int]]:
@@ -103,11 +100,11 @@ def in_words(ms: float) -> str:
     return f"{rounded(ms, 3)} ms"
 
 
-def time_bar(inspection: Inspection, width: int = BAR) -> Text:
+def time_bar(inspection: Inspection) -> Text:
     """Return the sources of cost as a bar, with a legend."""
     shares = parts(inspection)
     legend = {one.name: f"{one.what} {in_words(one.ms)} ({summary.percent(one.share)})" for one in shares}
-    return bars([("", cells(shares, width))], legend, LOOKS)
+    return bars([("", cells(shares, BAR))], legend, LOOKS)
 
 
 def time_parts(inspection: Inspection) -> list[Any]:

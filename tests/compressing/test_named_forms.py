@@ -13,10 +13,9 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing import fitting
 from anesurgery.compressing.correcting import decode
-from anesurgery.compressing.fitting import fit_form
+from anesurgery.compressing.fitting import choose_zeros, fit_form
 from anesurgery.compressing.second_order import HessianFactor, round_columns, squared_error
 from anesurgery.compressing.weight_forms import COMPUTING, READING, choose_form, read_form
-from anesurgery.compressing.zeros import choose_zeros
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types
 from anesurgery.placement.target import Target

@@ -17,13 +17,14 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.modes import compress, read_mode, stored_bytes, weight_readers
+from anesurgery.compressing.modes import compress, read_mode, weight_readers
 from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Shard, share
 from anesurgery.mil import Program, Var, ct, is_compressed, mb, types, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.regions.compressed_weights import decoded
+from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.splitting.graph import read_graph
 
 RNG = np.random.default_rng(2)

@@ -85,6 +85,21 @@ def test_modules_are_read_back(names: list[str], half: bool, tmp_path: Path) -> 
         assert [op.op_type for op in walk_ops(loaded.program) if op.op_type != "const"] == OPS[names[0]]
 
 
+class Hyperbolic(torch.nn.Module):
+    """Inverses that MIL has no op for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.asinh(x) + torch.acosh(x.abs() + 1)
+
+
+def test_inverses_of_large_fp16_numbers_are_finite(tmp_path: Path) -> None:
+    """Squares of numbers from 256 on are infinite in fp16."""
+    x = torch.tensor([[-3e3, -300.0, -1e-3, 0.5, 300.0, 6e4]]).half()
+    path = save_asset(tmp_path / "hyperbolic.aimodel", Hyperbolic(), [x])
+    found = ane.run(ane.load(path), {"x": x.numpy()}, precision="fp16")["y"]
+    np.testing.assert_allclose(found, Hyperbolic()(x.float()).half().numpy(), rtol=3e-3, atol=1e-2)
+
+
 def test_the_modules_with_ops_are_there() -> None:
     assert OPS.keys() <= set(MODULES)
 

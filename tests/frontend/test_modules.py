@@ -377,7 +377,7 @@ def test_an_error_of_the_converter_without_words_names_the_operation() -> None:
     def fails(context: Any, node: Any) -> None:
         raise AssertionError
 
-    node = SimpleNamespace(kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
+    node = SimpleNamespace(name="y", kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
     with pytest.raises(AssertionError, match="without a reason .converting clamp_min"):
         frontend._naming_module(fails)(None, node)
 

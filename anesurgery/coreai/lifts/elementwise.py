@@ -11,6 +11,7 @@ from anesurgery.coreai.lifts import (
     LiftedOp,
     Unliftable,
     Value,
+    as_var,
     cast,
     kind_of,
     lift,
@@ -20,6 +21,7 @@ from anesurgery.coreai.lifts import (
     numbers_of,
 )
 from anesurgery.coreai.names import BINARY, GELU, REDUCTIONS, UNARY, name_of
+from anesurgery.frontend.elementary import acosh_of, asinh_of
 from anesurgery.mil import Var, mb
 from anesurgery.ops import names
 
@@ -55,6 +57,8 @@ TABLE |= {
     "relu": lambda o: mb.relu(x=o[0]) if kind_of(o[0]) == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
     "modulo": partial(_same, "mod"),
+    "asinh": lambda o: asinh_of(as_var(o[0])),
+    "acosh": lambda o: acosh_of(as_var(o[0])),
     "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
     "argmax": lambda o: mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True),
 }
@@ -68,16 +72,6 @@ def equal(o: LiftedOp) -> Value:
         return _same(kind, o)
     apart = mb.logical_xor(x=o[0], y=o[1])
     return apart if kind == "not_equal" else mb.logical_not(x=apart)
-
-
-@lift("asinh", "acosh")
-def inverse_hyperbolic(o: LiftedOp) -> Value:
-    """Build asinh or acosh: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
-    odd, x = o.op["kind"] == "asinh", o[0]
-    size = mb.abs(x=x) if odd else x
-    root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=like(x, 1.0 if odd else -1.0)))
-    found = mb.log(x=mb.add(x=size, y=root), epsilon=like(x, 0.0))
-    return mb.mul(x=mb.sign(x=x), y=found) if odd else found
 
 
 @lift("add")

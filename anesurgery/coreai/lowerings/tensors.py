@@ -98,7 +98,7 @@ def _known_bounds(
             first = length - 1 - places.start if step < 0 else places.start
             reach = (len(places) - 1) * abs(step) + 1 if len(places) else 0
             bounds.append([first, first + reach, abs(step)])
-    x = call("reverse", x, indices(turned)) if turned else x
+    x = x.flip(turned) if turned else x
     return x, [list(numbers) for numbers in zip(*bounds, strict=True)]
 
 
@@ -203,9 +203,6 @@ TABLE |= {
     ),
     "expand_dims": lambda x, axes: x.expand(sorted(a % (x.ndim + len(axes)) for a in axes)),
     "transpose": lambda x, perm: x.permute([a % x.ndim for a in perm]),
-    "reverse": lambda x, axes=None: call(
-        "reverse", x, indices(range(x.ndim) if axes is None else [a % x.ndim for a in axes])
-    ),
     "stack": lambda values, axis=0: stack(values, axis % (values[0].ndim + 1)),
     "range_1d": lambda start, end, step: call("range", start, end, step),
     "shape": lambda x: x.lengths(),
@@ -214,5 +211,7 @@ TABLE |= {
 
 
 as_interpreted(
-    *names("crop depth_to_space space_to_depth pixel_shuffle pixel_unshuffle space_to_batch batch_to_space")
+    *names(
+        "reverse crop depth_to_space space_to_depth pixel_shuffle pixel_unshuffle space_to_batch batch_to_space"
+    )
 )

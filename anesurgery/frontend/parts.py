@@ -17,6 +17,7 @@ from anesurgery.frontend.arguments import (
     Convert,
     Wrap,
     argument,
+    converted,
     dtype_of,
     inputs_of,
     known_value,
@@ -240,8 +241,11 @@ def with_index_put(host: Convert, context: Any, node: Any) -> None:
     added = bool(option(context, node, 3, "accumulate", False))
     axes = [axis for axis, at in enumerate(by_axis) if at is not None] if isinstance(by_axis, list) else []
     indices = [by_axis[axis] for axis in axes]
-    if axes == [0] and types.is_bool(indices[0].dtype) and not added and math.prod(source.shape) == 1:
-        context.add(_filled_where(x, indices[0], source, node.name))
+    is_mask = len(axes) == 1 and types.is_bool(indices[0].dtype)
+    if is_mask and not added and math.prod(source.shape) == 1:
+        context.add(_filled_where(x, indices[0], source, axes[0], node.name))
+    elif is_mask and axes[0] > 0:
+        _write_in_front(host, context, node, axes[0])
     elif axes == [0] and not added and (chosen := _selected_by(indices[0], source)) is not None:
         context.add(_chosen_where(x, indices[0], chosen, node.name))
     elif axes == list(range(len(axes))) and _need_broadcast(x, indices):
@@ -256,6 +260,21 @@ def with_index_put(host: Convert, context: Any, node: Any) -> None:
         host(context, node)
 
 
+def _write_in_front(host: Convert, context: Any, node: Any, axis: int) -> None:
+    """Convert `x[:, mask] = y`: the axes of the mask stand in front meanwhile, for the host takes no others."""
+    x, by_axis, source = inputs_of(context, node)[:3]
+    mask = by_axis[axis]
+    order = [*range(axis, axis + mask.rank), *range(axis), *range(axis + mask.rank, x.rank)]
+    chosen = [1 if a == axis else n for a, n in enumerate(x.shape) if not axis < a < axis + mask.rank]
+    source = mb.add(x=source, y=np.zeros(chosen, np_dtype(source)))  # broadcast
+    source = mb.transpose(x=source, perm=[axis, *(a for a in range(source.rank) if a != axis)])
+    names = [f"{node.name}_{part}" for part in ("x", "at", "y")]
+    moved, values = copy(node), (mb.transpose(x=x, perm=order), [mask], source)
+    moved.inputs = [*names, *node.inputs[3:]]
+    (written,) = converted(host, context, moved, dict(zip(names, values, strict=True)))
+    context.add(mb.transpose(x=written, perm=np.argsort(order), name=node.name))
+
+
 def _needs_scatter(x: Var, axis: int, at: Var, added: bool) -> bool:
     """Return whether a write at positions of one axis is one that coremltools does not convert, or not well.
 
@@ -267,10 +286,11 @@ def _needs_scatter(x: Var, axis: int, at: Var, added: bool) -> bool:
     )
 
 
-def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
-    """Return x with one number where a mask of its first axes is true, whose count no load has to know."""
+def _filled_where(x: Var, mask: Var, number: Var, axis: int, name: str) -> Var:
+    """Return x with one number where a mask from an axis on is true, whose count no load has to know."""
     x, number = promoted([x, mb.reshape(x=number, shape=[1] * x.rank) if x.rank else number])
-    mask = mb.expand_dims(x=mask, axes=list(range(mask.rank, x.rank))) if mask.rank < x.rank else mask
+    others = [a for a in range(x.rank) if not axis <= a < axis + mask.rank]
+    mask = mb.expand_dims(x=mask, axes=others) if others else mask
     return mb.select(cond=mask, a=number, b=x, name=name)
 
 
@@ -344,11 +364,8 @@ def with_masks_among_indices(host: Convert, context: Any, node: Any) -> None:
     names = [None if v is None else f"{node.name}_index_{i}" for i, v in enumerate(values)]
     read, listed = copy(node), f"{node.name}_indices"
     read.inputs = [node.inputs[0], listed if isinstance(node.inputs[1], str) else names]
-    given = [(name, v) for name, v in zip(names, values, strict=True) if name is not None]
-    context.push(([listed, *(name for name, _ in given)], [values, *(v for _, v in given)]))
-    host(context, read)
-    result = context[node.name]
-    context.pop()
+    given = {name: v for name, v in zip(names, values, strict=True) if name is not None}
+    (result,) = converted(host, context, read, {listed: values, **given})
     context.add(result, torch_name=node.name)
 
 

@@ -78,6 +78,12 @@ def converted(function: Callable[[torch.Tensor], Any], how: str, precision: str)
     return convert(Function(function), {"x": X}, how, "iOS17", precision)
 
 
+def written(x: torch.Tensor, at: Any, value: Any) -> torch.Tensor:
+    y = x.clone()
+    y[at] = value
+    return y
+
+
 MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a_place_beside_a_mask": lambda x: x[torch.tensor([True, True]), torch.tensor([0, 2])] + 0,
     "places_beside_a_later_mask": lambda x: x.reshape(2, 2, 2)[
@@ -87,6 +93,12 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x.reshape(2, 2, 2)[torch.tensor([[True, False], [True, True]]), torch.tensor([1, 0, 1])] + 0
     ),
     "a_place_beside_a_computed_mask": lambda x: x[x[:, 0] > -5, torch.tensor([3, 1])] + 0,
+    "a_number_in_columns": lambda x: written(x, (slice(None), x[0] > 0), 5.0),
+    "columns_of_another": lambda x: written(x, (slice(None), x[0] > 0), (x * 2)[:, x[0] > 0]),
+    "a_row_in_columns": lambda x: written(x.T, (slice(None), x[:, 0] > 0), x[0][:, None]),
+    "a_number_at_a_later_mask": lambda x: written(
+        x.reshape(2, 2, 2), (slice(None), x.reshape(2, 2, 2)[0] > 0), 7.0
+    ),
 }
 """torch does not export these: how many places a mask chooses, it does not know."""
 

@@ -68,9 +68,7 @@ class Problem:
     kind: str
     """The kind of the finding; "placement" where no rule says why ops run elsewhere."""
     share: float = 0.0
-    """Its share of the time, else of the work, else of the ops."""
-    switches: float = 0.0
-    """The share of the time that the switches to its ops and back take, where these are costly."""
+    """Its share of the time with costly switches to it, else of the work, else of the ops."""
     remedies: tuple[str, ...] = ()
     """The passes that help, the likeliest first."""
     advice: str = ""
@@ -104,13 +102,13 @@ class Problem:
         elif self.is_risk:
             order = 2
         else:
-            order = 1 if self.share + self.switches >= MATTERS and has_repair else 3
+            order = 1 if self.share >= MATTERS and has_repair else 3
         kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
         loses_digits = order == 2 and self.rule not in NOT_FINITE
         support = [*Grade].index(self.grade) if order == 2 else 0
         expected = 0.0 if self.rule in NOT_FINITE else UNKNOWN_ERROR
         error = expected if self.decibels is None else self.decibels
-        return order, self.rule in CLAIMS or loses_digits, error, support, -self.share - self.switches, kind
+        return order, self.rule in CLAIMS or loses_digits, error, support, -self.share, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.
@@ -254,6 +252,8 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
 
 def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Problem:
     share = _share_of(inspection, rows)
+    if finding is not None and finding.kind == "legality" and (switches := _switches_to(inspection, rows)):
+        share = _Share(share.number + switches, "time with switches")
     problem = Problem(
         what=_ops_in_words(rows, share), why=_without_name(why, rows), kind="placement", share=share.number
     )
@@ -262,7 +262,6 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
     return replace(
         problem,
         kind=finding.kind,
-        switches=_switches_to(inspection, rows) if finding.kind == "legality" else 0.0,
         remedies=(finding.remedy,) if finding.remedy else (),
         advice=finding.advice,
         wrong=_is_wrong(finding),

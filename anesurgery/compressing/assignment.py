@@ -267,14 +267,12 @@ class _Choice:
 
     Args:
         rows: the measured weights.
-        by_noise: does the noise of the outputs count as damage? Else it is the KL divergence, if any output
-            has rows.
+        by_noise: does the noise of the outputs count as damage? Else it is the KL divergence.
     """
 
     def __init__(self, rows: Sequence[Row], by_noise: bool) -> None:
         self.rows = rows
-        has_rows = any(option.kl for row in rows for option in row.options.values())  # in an output
-        self._damages = [_damage_by_mode(row, by_noise or not has_rows) for row in rows]
+        self._damages = [_damage_by_mode(row, by_noise) for row in rows]
         self.hulls = [_hull(row, damages) for row, damages in zip(rows, self._damages, strict=True)]
         self.chosen = [hull[0] for hull in self.hulls]
 
@@ -377,7 +375,8 @@ def _bytes(row: Row, mode: str) -> int:
 
 
 def _damage_by_mode(row: Row, by_noise: bool) -> dict[str, float]:
-    """Return the damage of each mode of a weight: KL, or noise."""
+    """Return the damage of each mode of a weight: KL, or noise if asked for or if no output has rows."""
+    by_noise = by_noise or not any(o.kl for o in row.options.values())
     return {PLAIN: 0.0} | {mode: o.noise if by_noise else o.kl for mode, o in row.options.items()}
 
 

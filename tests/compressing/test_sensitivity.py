@@ -213,20 +213,6 @@ ROWS = (
 )
 
 
-def test_a_weight_without_divergence_is_not_judged_by_its_noise() -> None:
-    """The wrong version: noise of this weight was added to the divergence of the others."""
-    silent = Row(
-        3,
-        "w3",
-        ("linear",),
-        1000,
-        2000,
-        {m: Option(250 * k, 40 * k - 70, 0.0, 1.0) for k, m in ((1, "a"), (2, "b"))},
-        {},
-    )
-    assert propose((*ROWS, silent), max_kl=10).modes == dict.fromkeys(("w0", "w1", "w2", "w3"), "a")
-
-
 def test_the_least_damage_within_a_size() -> None:
     best = propose(ROWS, max_bytes=1500)
     assert best.modes == {"w0": "c", "w1": "a", "w2": "a"}

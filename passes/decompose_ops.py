@@ -93,7 +93,11 @@ def _why_no_product(step: DecomposeOps, op: an.Operation) -> str:
     count = math.prod(op.x.shape[a] for a in an.reading.axes_of(op))
     if an.np_dtype(op.x).kind != "f":
         return "it multiplies integers"
-    return "" if 0 < count <= step.most_factors else f"it multiplies {count:,} numbers, above {step.most_factors:,}"
+    return (
+        ""
+        if 0 < count <= step.most_factors
+        else f"it multiplies {count:,} numbers, above {step.most_factors:,}"
+    )
 
 
 def _product(mb: Builder, op: an.Operation) -> Var:

@@ -50,7 +50,7 @@ class _Commands(TyperGroup):
         """Find the command; a word of another tool, or a model, is answered with the command to write."""
         word = args[0]
         if self.get_command(ctx, word) is None:
-            here = [f"`anesurgery see {word}`"] if word.endswith(MODELS) else []
+            here = [f"`anesurgery see {word}`"] if word.rstrip("/").lower().endswith(MODELS) else []
             here += [words for others, words in OTHER_WORDS.items() if word.lower() in others.split()]
             if here:
                 raise SurgeryError(f"no command {word!r}; say {here[0]}")

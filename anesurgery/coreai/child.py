@@ -65,6 +65,8 @@ MOST_MAPPED = 1 << 26
 """Bytes of models after which a new child does the next task. A run maps the file, and what coreai-core 1.0.0b3
 maps it never unmaps. A choice: as much as one child takes by itself."""
 PAGE = 4096
+DONE = b"done"
+"""What the child sends after a task."""
 
 
 @dataclass
@@ -75,6 +77,15 @@ class _Child:
     pipe: connection.Connection
     printed: IO[bytes]
     mapped: int = 0
+
+    def is_alive(self) -> bool:
+        """Does it answer an empty question? What it printed before is forgotten."""
+        self.printed.seek(0)  # its offset is the child's too
+        self.printed.truncate()
+        with contextlib.suppress(EOFError, OSError):
+            self.pipe.send_bytes(b"")
+            return self.pipe.poll(PATIENCE) and self.pipe.recv_bytes() == DONE
+        return False
 
     def end(self) -> None:
         self.process.kill()
@@ -114,6 +125,7 @@ def ask(
         write_arrays(place / ARRAYS, arrays or {})
         child = _idle_or_new()
         try:
+            child.mapped += sum(max(PAGE, file.stat().st_size) for file in path.iterdir())
             _wait_for_answer(child, path, place)
             content = json.loads((place / ANSWER).read_text())
             if words := content.get("error"):
@@ -124,7 +136,6 @@ def ask(
             child.end()
             raise
         end_idle()  # where two threads asked at once, one child stays
-        child.mapped += sum(max(PAGE, file.stat().st_size) for file in path.iterdir())
         IDLE.append(child)
         if child.mapped > MOST_MAPPED:
             end_idle()
@@ -135,7 +146,7 @@ def _idle_or_new() -> _Child:
     """Return a child that waits for a task."""
     with contextlib.suppress(IndexError):  # none, or another thread took it
         child = IDLE.pop()
-        if child.process.poll() is None:
+        if child.is_alive():
             return child
         child.end()
     root = str(Path(__file__).resolve().parents[2])
@@ -149,6 +160,7 @@ def _idle_or_new() -> _Child:
             stdout=printed,
             stderr=printed,
             pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is for the parent, which ends it
             env={**os.environ, "PYTHONPATH": python_path},
         )
     return _Child(process, ours, printed)
@@ -192,8 +204,9 @@ def serve(parent: connection.Connection) -> None:
     """Do the task of each folder that the parent names, until it closes the pipe."""
     with contextlib.suppress(EOFError):
         while True:
-            main(Path(os.fsdecode(parent.recv_bytes())))
-            parent.send_bytes(b"done")
+            if place := parent.recv_bytes():
+                main(Path(os.fsdecode(place)))
+            parent.send_bytes(DONE)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,10 @@ def with_factors(host: Convert, context: Any, node: Any) -> None:
         return
     x, a, b = promoted(inputs_of(context, node)[:3])
     factor = np_dtype(a).type
-    product = mb.mul(x=mb.matmul(x=a, y=b), y=factor(alpha))
-    context.add(mb.add(x=mb.mul(x=x, y=factor(beta)), y=product, name=node.name))
+    result = mb.mul(x=mb.matmul(x=a, y=b), y=factor(alpha))
+    if beta:  # else x does not count, though it is NaN
+        result = mb.add(x=mb.mul(x=x, y=factor(beta)), y=result)
+    context.add(result, torch_name=node.name)
 
 
 def variance(*, root: bool) -> Convert:

@@ -263,7 +263,9 @@ def with_index_put(host: Convert, context: Any, node: Any) -> None:
 def _write_in_front(host: Convert, context: Any, node: Any, axis: int) -> None:
     """Convert `x[:, mask] = y`: the axes of the mask stand in front meanwhile, for the host takes no others."""
     x, by_axis, source = inputs_of(context, node)[:3]
-    mask = by_axis[axis]
+    _need_static(node, x)
+    mask, is_bool = by_axis[axis], types.is_bool(x.dtype)
+    x, source = (mb.cast(x=v, dtype="int32") if is_bool else v for v in (x, source))
     order = [*range(axis, axis + mask.rank), *range(axis), *range(axis + mask.rank, x.rank)]
     chosen = [1 if a == axis else n for a, n in enumerate(x.shape) if not axis < a < axis + mask.rank]
     source = mb.add(x=source, y=np.zeros(chosen, np_dtype(source)))  # broadcast
@@ -272,7 +274,8 @@ def _write_in_front(host: Convert, context: Any, node: Any, axis: int) -> None:
     moved, values = copy(node), (mb.transpose(x=x, perm=order), [mask], source)
     moved.inputs = [*names, *node.inputs[3:]]
     (written,) = converted(host, context, moved, dict(zip(names, values, strict=True)))
-    context.add(mb.transpose(x=written, perm=np.argsort(order), name=node.name))
+    written = mb.transpose(x=written, perm=np.argsort(order))
+    context.add(mb.cast(x=written, dtype="bool") if is_bool else written, torch_name=node.name)
 
 
 def _needs_scatter(x: Var, axis: int, at: Var, added: bool) -> bool:

@@ -31,7 +31,7 @@ from anesurgery.placement.findings_in_words import (
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.lost_in_conversion import MEANT
-from anesurgery.placement.rules.shapes import DARK_IF_SCALED, FIXED_WINDOW, RANGE
+from anesurgery.placement.rules.shapes import FIXED_WINDOW, RANGE
 from anesurgery.placement.rules.whole_model import DISPUTED_RANGE, RANGE_ELSEWHERE
 from anesurgery.placement.score import WOULD_RISE
 from anesurgery.placement.target import Target
@@ -328,7 +328,7 @@ def _is_wrong(finding: Finding) -> bool:
     return (
         loads
         or is_lost(finding)
-        or finding.rule in (*MEANT, FIXED_WINDOW.id, DARK_IF_SCALED.id)
+        or finding.rule in (*MEANT, FIXED_WINDOW.id)
         or is_reported_wrong_here(finding)
         or is_always_nan(finding)
     )

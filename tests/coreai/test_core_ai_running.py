@@ -110,7 +110,6 @@ def test_a_child_does_later_tasks_until_it_fails_dies_or_maps_much(
         ane.run(linear, {}, engine="coreai")
     second = process_of(linear)
     os.kill(second, signal.SIGKILL)
-    child.IDLE[0].process.wait()
     third = process_of(linear)
     assert len({first, second, third}) == 3
     monkeypatch.setattr(child, "MOST_MAPPED", 0)

@@ -39,6 +39,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "powers_of_several_twos": lambda x: torch.full((1, 4), 2.0) ** x,
     "powers_by_several_twos": lambda x: torch.full((3, 1, 4), 2.0) ** x,
     "addmm_whole_factors": lambda x: torch.addmm(x[:, :2], x, x.T, beta=2, alpha=3),
+    "addmm_without_its_input": lambda x: torch.addmm(torch.full((2, 2), torch.nan), x, x.T, beta=0, alpha=2),
     "baddbmm_whole_factor": lambda x: torch.baddbmm(x[None, :, :2], x[None], x.T[None], alpha=2),
     "degrees_of_a_fixed_graph": lambda x: (
         x / torch.zeros(4).scatter_add(0, TARGETS, torch.ones(6)).clamp(min=1)
@@ -95,6 +96,7 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a_place_beside_a_computed_mask": lambda x: x[x[:, 0] > -5, torch.tensor([3, 1])] + 0,
     "a_number_in_columns": lambda x: written(x, (slice(None), x[0] > 0), 5.0),
     "columns_of_another": lambda x: written(x, (slice(None), x[0] > 0), (x * 2)[:, x[0] > 0]),
+    "flags_in_columns": lambda x: written(x > 1, (slice(None), x[0] > 0), x[:, x[0] > 0] > -2) * 1.0,
     "a_row_in_columns": lambda x: written(x.T, (slice(None), x[:, 0] > 0), x[0][:, None]),
     "a_number_at_a_later_mask": lambda x: written(
         x.reshape(2, 2, 2), (slice(None), x.reshape(2, 2, 2)[0] > 0), 7.0

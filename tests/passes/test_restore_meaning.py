@@ -248,6 +248,18 @@ def test_a_constant_of_nan_is_named_first(filled: float) -> None:
     assert (costs(ane.inspect(model))[0].rule == "lost-number") == (filled == -np.inf)
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: mb.select(cond=mb.less(x=x, y=np.float16(0)), a=np.float16(np.nan), b=x),
+        lambda x: mb.inverse(x=mb.relu(x=x), epsilon=np.float16(1e-6)),
+    ],
+)
+def test_what_may_be_meant_is_no_loss(build: Callable[[Var], Var]) -> None:
+    """NaN that is chosen, and an epsilon that is not the converter's."""
+    assert not [f for f in ane.inspect(still(build, (4, 4))).all_findings if f.kind == "conversion"]
+
+
 def phase(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(torch.cumsum(x, -1) * (2 * torch.pi))
 
@@ -260,6 +272,7 @@ def phase(x: torch.Tensor) -> torch.Tensor:
         (lambda x: torch.cumsum(x / 24000, 0)[100:].sin(), (4096,), True),
         (phase, (1, 2, 400), False),
         (lambda x: torch.cumsum(x, -1), (1, 5000), False),
+        (lambda x: torch.sin(torch.cumsum((x > 0.007).float(), -1)), (1, 5000), False),  # whole, so exact
     ],
 )
 def test_a_long_phase_is_summed_in_blocks(function: Any, shape: tuple[int, ...], is_long: bool) -> None:
@@ -431,6 +444,7 @@ def fill(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         (Tagger(fill), True),
         (Tagger(product, both=False), False),
         (Tagger(lambda x, mask: x + 1), False),
+        (Tagger(lambda x, mask: x * torch.sigmoid(x.sum(-1, keepdim=True))), False),  # a gate
     ],
 )
 def test_an_lstm_that_starts_in_masked_steps_is_named(*, module: Tagger, is_named: bool) -> None:

@@ -483,6 +483,24 @@ def test_image_outputs_that_are_black(last: Any, channels: int, given: Any, numb
     assert said == ([f"image output %y: numbers from {numbers}, as pixels from 0 to 255"] if numbers else [])
 
 
+class Lifted(torch.nn.Conv2d):
+    """Writes pixels around 127."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3, 1)
+        self.bias = torch.nn.Parameter(torch.full((3,), 127.5))
+
+
+class Flat(torch.nn.Linear):
+    """Writes all pixels as one row."""
+
+    def __init__(self) -> None:
+        super().__init__(192, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.reshape(192)).reshape(1, 3, 8, 8)
+
+
 DOUBLED = torch.nn.Upsample(scale_factor=2)
 HALVES = torch.nn.PixelUnshuffle(2)
 
@@ -497,6 +515,8 @@ HALVES = torch.nn.PixelUnshuffle(2)
         (HALVES, 1 / 255, torch.nn.PixelShuffle(2), "image-dark-if-scaled"),
         (DOUBLED, 1 / 255, torch.nn.Hardtanh(0.0, 1.0), "image-dark"),
         (DOUBLED, 1 / 255, Times(255.0), ""),
+        (DOUBLED, 1 / 255, Lifted(), ""),
+        (torch.nn.Identity(), 1 / 255, Flat(), "image-dark-if-scaled"),
         (DOUBLED, 1 / 255, torch.nn.Hardtanh(0.0, 255.0), ""),
     ],
 )

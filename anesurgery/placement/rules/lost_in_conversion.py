@@ -24,6 +24,7 @@ from anesurgery import fp16
 from anesurgery.facts.attention import softmaxes_after
 from anesurgery.facts.dependence import ROW_LOOKUPS, looks_up_equal_rows
 from anesurgery.facts.quotient_angles import quotient_angle, results_at_points
+from anesurgery.facts.whole_numbers import is_whole
 from anesurgery.facts.windows import window_axes
 from anesurgery.mil import (
     Array,
@@ -262,7 +263,8 @@ def moved_divisor(op: Operation) -> str:
     if op.op_type != "inverse":
         return ""
     added, (low, high) = number(op.epsilon) or 0.0, interval(op.x)
-    if added <= LEAST_CHANGE * max(low, -high, 0.0):
+    is_default = math.isclose(added, 1e-4, rel_tol=1e-3)  # as fp16 rounds it
+    if not is_default or added <= LEAST_CHANGE * max(low, -high, 0.0):
         return ""
     return f"{added:g} is added to %{op.x.name} before 1 is divided by it: {added / 1e-2:.0%} off at 0.01"
 
@@ -444,18 +446,20 @@ def long_phase(op: Operation) -> str:
     if op.op_type != "cumsum" or np_dtype(op.outputs[0]) != np.float32:
         return ""
     length = op.x.shape[axis_of(op)]
-    if is_symbolic(length) or length < LONG_PHASE:
+    if is_symbolic(length) or length < LONG_PHASE or is_whole(op.x):
         return ""
     through = CARRIERS | names("mul real_div add sub slice_by_index")
     if not any(reader.op_type in ("sin", "cos") for reader in readers_after(op.outputs[0], through)):
         return ""
-    return f"{length:,} steps of a phase lose up to {length / 2**25:.1%}, added one by one"
+    return f"{length:,} steps of a phase lose up to {100 * length / 2**25:.2g}%, added one by one"
 
 
 def not_a_number(op: Operation) -> str:
     """Report a constant that holds NaN, or whose table or scales do."""
     for _, var in operands(op):
         maker = var.op if var.op is not None and is_constexpr(var.op) else None
+        if maker is None and op.op_type == "select":
+            continue  # NaN may be meant
         for part in [var] if maker is None else [stored for _, stored in operands(maker)]:
             is_read = is_stored(part) and np_dtype(part).kind == "f" and elements(part) <= MOST_EXAMINED
             value = constant(part) if is_read else None
@@ -520,10 +524,16 @@ def masked_backwards(op: Operation) -> str:
     if maker is None or maker.op_type not in ("mul", "select"):
         return ""
     steps = math.prod(shape[:2])
-    masks = [v for _, v in operands(maker) if not is_stored(v) and math.prod(static_shape(v) or ()) == steps]
+    masks = [v for _, v in operands(maker) if math.prod(static_shape(v) or ()) == steps and _may_be_mask(v)]
     if steps == 1 or not masks or math.prod(shape) == steps:
         return ""
-    return f"its backward half starts in the steps that %{masks[0].name} hides"
+    return f"its backward half starts in the steps that %{masks[0].name} may hide"
+
+
+def _may_be_mask(var: Var) -> bool:
+    """Is it an input of the function, a bool, or whole numbers?"""
+    is_input = value_before(var, CARRIERS).op is None
+    return not is_stored(var) and (is_input or types.is_bool(var.dtype) or is_whole(var))
 
 
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256

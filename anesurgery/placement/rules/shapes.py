@@ -599,7 +599,7 @@ def _images(function: Function, images: Mapping[str, str]) -> Messages:
             if writer is not None and _writes_units(writer):
                 yield (
                     DARK_IF_SCALED,
-                    f"image output %{var.name}: {writer.op_type} writes it, and image %{given[0]} is scaled",
+                    f"image output %{var.name} may be black: %{given[0]} is scaled, and nothing scales it back",
                 )
 
 
@@ -620,12 +620,11 @@ WIDE_ROW = 10.0
 
 
 def _writes_units(op: Operation) -> bool:
-    """Does an op sum products or values as they are, without weights that scale the result up?"""
-    if op.op_type not in CONTRACTIONS:
-        return op.op_type == "add"
-    stored = constant(weight(op))
-    channels = (static_shape(op.outputs[0]) or (1, 1))[1]
-    return stored is not None and np.linalg.norm(np.ravel(stored).astype(np.float64)) < WIDE_ROW * channels**0.5
+    """Does an op sum products, without weights that scale the result up or a bias that lifts it?"""
+    stored, size, bias = constant(weight(op)), channels(op), constant(op.inputs.get("bias"))
+    if stored is None or size is None or (bias is not None and np.max(np.abs(bias)) > NORMALIZED):
+        return False
+    return bool(np.linalg.norm(np.ravel(stored).astype(np.float64)) < WIDE_ROW * size.outputs**0.5)
 
 
 def _writer_of_pixels(var: Var) -> Operation | None:

@@ -420,7 +420,9 @@ def dma_notch(op: Operation, target: Target) -> str:
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     multiple = round(payload / NOTCH_PERIOD)
     distance = abs(payload - multiple * NOTCH_PERIOD)
-    return f"{size.outputs}x{size.inputs}: {payload:,} bytes per core, {distance:,} from {multiple} * 2^20; {cure}"
+    return (
+        f"{size.outputs}x{size.inputs}: {payload:,} bytes per core, {distance:,} from {multiple} * 2^20; {cure}"
+    )
 
 
 def wide_kernel(op: Operation, target: Target) -> str:

@@ -550,10 +550,7 @@ def with_real_spectra(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an inverse transform, to take spectra that are real."""
     x = inputs_of(context, node)[0]
     spectrum = x if is_complex(x) else _as_complex(_parts(x))
-    context.push((node.inputs[:1], [spectrum]))
-    host(context, node)
-    signal = context[node.name]
-    context.pop()
+    (signal,) = converted(host, context, node, {node.inputs[0]: spectrum})
     context.add(signal, torch_name=node.name)
 
 

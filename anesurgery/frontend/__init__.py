@@ -485,7 +485,7 @@ def _softplus_in_range(host: Any) -> Any:
     def value_inference(op: Any) -> Any:
         if op.x.val is None:
             return host(op)
-        x, a, b = np.float64(op.x.val), 1.0, 1.0
+        x, a, b = np.float64(op.x.val), np.float64(1), np.float64(1)
         if op.op_type == "softplus_parametric":
             a, b = (np.reshape(v.val, (-1, *[1] * (x.ndim - 2))) for v in (op.alpha, op.beta))
         with np.errstate(over="ignore"):
@@ -673,6 +673,16 @@ def _without_axes(host: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+# A cast to integers before one to booleans stays: 0.25 is true, its whole part is not. coremltools fuses them.
+
+
+def _with_whole_parts(host: Callable[[Any, Any, Any], bool]) -> Callable[[Any, Any, Any], bool]:
+    """Wrap the choice of casts to fuse: before one to booleans, only casts of booleans."""
+    return lambda self, first, second: (
+        (second.dtype.val != "bool" or types.is_bool(first.x.dtype)) and host(self, first, second)
+    )
+
+
 # An image may have a scale for each channel; coremltools gives its biases three axes, and not its scales.
 
 
@@ -829,6 +839,7 @@ REPLACED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ),
     (f"{PASSES}.optimize_conv", "fuse_conv_bias._try_to_transform", _with_copied_bias),
     (f"{PASSES}.optimize_repeat_ops", "_TransformReduceMean.__init__", _without_axes),
+    (f"{PASSES}.optimize_repeat_ops", "cast_optimization._is_cast_ops_fusable", _with_whole_parts),
     (f"{PASSES}.optimize_tensor_operation", "expand_high_rank_reshape_and_transpose.apply", _with_fewer_axes),
     ("backend.mil.passes.insert_image_preprocessing_op", "_insert_image_preprocessing_ops", _with_scales),
     ("frontend.torch.converter", "TorchConverter._add_const", _with_floats),

@@ -76,6 +76,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "all_of_all": lambda x: x + x.int().all(),
     "any_of_integers": lambda x: x + torch.clamp(x.int(), max=0).any(0),
     "any_of_floats": lambda x: x + torch.any((x / 9).clamp(max=0), 1, keepdim=True),
+    "truth_of_whole_parts": lambda x: x + x.int().bool(),
+    "truth_of_small_numbers": lambda x: x + (x.int().bool() & x.bool()).int(),
     "a_boolean_constant": lambda x: torch.where(torch.tensor([[False, True]])[0, 1], x, -x),
     "a_half_constant": lambda x: x * HALF_ONES[3].float() + HALF_ONES[None][0, -1].float(),
     "a_running_count_of_halves": lambda x: x * HALF_ONES.cumsum(0)[-4:].float(),

@@ -485,7 +485,9 @@ def _softplus_in_range(host: Any) -> Any:
     def value_inference(op: Any) -> Any:
         if op.x.val is None:
             return host(op)
-        x, a, b = np.float64(op.x.val), np.float64(1), np.float64(1)
+        a: Any = 1.0
+        b: Any = 1.0
+        x = np.float64(op.x.val)
         if op.op_type == "softplus_parametric":
             a, b = (np.reshape(v.val, (-1, *[1] * (x.ndim - 2))) for v in (op.alpha, op.beta))
         with np.errstate(over="ignore"):

@@ -25,8 +25,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -453,6 +454,107 @@ def _whole_and_interleaved(host: Any) -> Any:
     return value_inference
 
 
+# coremltools folds constants in their own dtype: in fp16 a norm overflows, and a running count ends at 2048.
+# `thresholded_relu` writes into its operand, which may be the memory of a torch module.
+
+
+def _from_wide_copies(host: Any) -> Any:
+    """Wrap how constants are folded: from copies, and in fp32 where they are fp16."""
+
+    def value_inference(op: Any) -> Any:
+        known = {
+            v: v._sym_val for v in op.get_flattened_inputs() if v.val is not None and types.is_float(v.dtype)
+        }
+        is_half = any(np_dtype(v) == np.float16 for v in known)
+        try:
+            for v, stored in known.items():
+                v._sym_val = SimpleNamespace(val=np.array(stored.val, np.float32))
+            value = host(op)
+        finally:
+            for v, stored in known.items():
+                v._sym_val = stored
+        with np.errstate(over="ignore"):
+            return value.astype(np.float16) if is_half else value
+
+    return value_inference
+
+
+def _softplus_in_range(host: Any) -> Any:
+    """Wrap what is known of a softplus: its exponential may overflow, or be lost beside 1."""
+
+    def value_inference(op: Any) -> Any:
+        if op.x.val is None:
+            return host(op)
+        a: Any = 1.0
+        b: Any = 1.0
+        x = np.float64(op.x.val)
+        if op.op_type == "softplus_parametric":
+            a, b = (np.reshape(v.val, (-1, *[1] * (x.ndim - 2))) for v in (op.alpha, op.beta))
+        with np.errstate(over="ignore"):
+            return (a * np.logaddexp(0, x * b)).astype(np_dtype(op.x))
+
+    return value_inference
+
+
+def _with_hidden_rows(_: Any) -> Any:
+    """Replace the log of a sum of exponentials: it is -inf where all terms are, and NaN in the host's."""
+    return lambda op: partial(np.logaddexp.reduce, dtype=np.float64)
+
+
+def _band_of_infinities(host: Any) -> Any:
+    """Wrap what is known of a band: the host's is a product with zeros, NaN for what is not finite."""
+
+    def value_inference(op: Any) -> Any:
+        if op.x.val is None:
+            return host(op)
+        lower, upper = op.lower.val, op.upper.val
+        x = op.x.val if upper < 0 else np.tril(op.x.val, upper)
+        return x if lower < 0 else np.triu(x, -lower)
+
+    return value_inference
+
+
+def _stable_order(host: Any) -> Any:
+    """Wrap what is known of an order: the first of equals first; from the largest on NaN leads, as in torch."""
+
+    def value_inference(op: Any) -> Any:
+        found, x, axis = host(op), op.x.val, op.axis.val
+        if op.ascending.val:
+            order = np.argsort(x, axis, kind="stable")
+        else:
+            order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+        if op.op_type == "argsort":
+            return order
+        order = np.take(order, range(found[0].shape[axis]), axis)
+        return np.take_along_axis(x, order, axis), order
+
+    return value_inference
+
+
+def _squeezed_to_scalar(host: Any) -> Any:
+    """Wrap what is known of a squeeze: a number where no axis is left, of which the host keeps some."""
+
+    def value_inference(op: Any) -> Any:
+        value = host(op)
+        axes = range(op.x.rank) if op.axes is None else op.axes.val
+        return value if value is None or len(axes) < op.x.rank or value.size > 1 else np.ravel(value)[0]
+
+    return value_inference
+
+
+def _element_of_any_dtype(host: Any) -> Any:
+    """Wrap what is known of a slice: one element may be a fp16 number or a boolean, which the host refuses."""
+
+    def value_inference(op: Any) -> Any:
+        squeezed = known_value(op.squeeze_mask)
+        if op.x.val is None or op.begin.val is None or squeezed is None or not np.all(squeezed):
+            return host(op)
+        from_start = np.resize(False if op.begin_mask is None else op.begin_mask.val, op.x.rank)
+        return op.x.val[tuple(np.where(from_start, 0, op.begin.val))]
+
+    return value_inference
+
+
 NARROWER = {torch.bfloat16: torch.float32, torch.complex128: torch.complex64}
 """Dtype of a constant that MIL lacks -> the one that is used instead."""
 
@@ -571,6 +673,16 @@ def _without_axes(host: Callable[..., None]) -> Callable[..., None]:
             self.axes_var, self.axes_op = None, op
 
     return init
+
+
+# A cast to integers before one to booleans stays: 0.25 is true, its whole part is not. coremltools fuses them.
+
+
+def _with_whole_parts(host: Callable[[Any, Any, Any], bool]) -> Callable[[Any, Any, Any], bool]:
+    """Wrap the choice of casts to fuse: before one to booleans, only casts of booleans."""
+    return lambda self, first, second: (
+        (second.dtype.val != "bool" or types.is_bool(first.x.dtype)) and host(self, first, second)
+    )
 
 
 # An image may have a scale for each channel; coremltools gives its biases three axes, and not its scales.
@@ -694,6 +806,20 @@ def _axis_slice(x: Var, axis: int, first: int, last: int) -> Var:
 
 
 GRAPH, OPS, PASSES = "frontend.torch.internal_graph", "frontend.torch.ops", "mil.passes.defs"
+FOLDS: dict[Callable[[Any], Any], str] = {
+    _from_wide_copies: "activation.elu activation.gelu activation.sigmoid activation.thresholded_relu "
+    "elementwise_unary.log linear.einsum normalization.layer_norm reduction.ReductionAxes "
+    "tensor_operation.cumsum",
+    _softplus_in_range: "activation.softplus activation.softplus_parametric",
+    _scatter_by_mode: "scatter_gather.scatter_along_axis",
+    _whole_and_interleaved: "tensor_operation.concat",
+    _known_whole: "tensor_operation.stack",
+    _band_of_infinities: "tensor_operation.band_part",
+    _stable_order: "tensor_operation.argsort tensor_operation.topk",
+    _squeezed_to_scalar: "tensor_transformation.squeeze",
+    _element_of_any_dtype: "tensor_transformation.slice_by_index",
+}
+"""Wrapper -> the ops of iOS 15, with their modules, that coremltools folds wrong or fails to fold."""
 REPLACED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("frontend.torch.converter", "generate_tensor_assignment_ops", with_scattered_views),
     (GRAPH, "InternalTorchIRNode.from_torchscript_node", parts.with_strides_in_trace),
@@ -715,12 +841,16 @@ REPLACED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ),
     (f"{PASSES}.optimize_conv", "fuse_conv_bias._try_to_transform", _with_copied_bias),
     (f"{PASSES}.optimize_repeat_ops", "_TransformReduceMean.__init__", _without_axes),
+    (f"{PASSES}.optimize_repeat_ops", "cast_optimization._is_cast_ops_fusable", _with_whole_parts),
     (f"{PASSES}.optimize_tensor_operation", "expand_high_rank_reshape_and_transpose.apply", _with_fewer_axes),
     ("backend.mil.passes.insert_image_preprocessing_op", "_insert_image_preprocessing_ops", _with_scales),
     ("frontend.torch.converter", "TorchConverter._add_const", _with_floats),
     (OPS, "_construct_constant", _with_floats),
-    ("mil.ops.defs.iOS15.scatter_gather", "scatter_along_axis.value_inference", _scatter_by_mode),
-    ("mil.ops.defs.iOS15.tensor_operation", "concat.value_inference", _whole_and_interleaved),
-    ("mil.ops.defs.iOS15.tensor_operation", "stack.value_inference", _known_whole),
+    ("mil.ops.defs.iOS15.reduction", "reduce_log_sum_exp.get_operator", _with_hidden_rows),
+    *(
+        (f"mil.ops.defs.iOS15.{module}", f"{op}.value_inference", wrap)
+        for wrap, ops in FOLDS.items()
+        for module, _, op in (name.partition(".") for name in names(ops))
+    ),
 )
 """(module, path in it, wrapper) of functions of coremltools that `register` wraps, the innermost first."""

@@ -129,6 +129,15 @@ def with_scalars(host: Convert, context: Any, node: Any) -> None:
 
 
 @wrapper
+def with_truths(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converters of `all` and `any`: the host takes the least or largest number, also below zero."""
+    x = inputs_of(context, node)[0]
+    named = {} if types.is_bool(x.dtype) else {node.inputs[0]: mb.not_equal(x=x, y=np_dtype(x).type(0))}
+    (made,) = converted(host, context, node, named)
+    context.add(made, torch_name=node.name)
+
+
+@wrapper
 def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.einsum`: `...` becomes letters, and a result that is left out is written."""
     from coremltools.converters.mil.frontend._utils import build_einsum_mil
@@ -423,6 +432,7 @@ WRAPPERS: dict[str, Wrap] = {
     "rand": with_shape_alone,
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
     "instance_norm": with_running_statistics,
+    **dict.fromkeys(("all", "any", "all.dim", "any.dim", "any.dims", "all.dims"), with_truths),
     "einsum": with_whole_equation,
     "narrow": lambda _: narrow,
     "roll": with_rolls_to_the_left,

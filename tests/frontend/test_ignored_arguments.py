@@ -19,6 +19,10 @@ from anesurgery.mil import Var, mb, walk_ops
 X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0]])
 TARGETS = torch.tensor([0, 1, 1, 3, 3, 3])
 SHARES = torch.tensor([0.5, 2.0, -1.0, 4.0, 0.25, 3.0])
+INFINITE_ABOVE = torch.tensor([[1.0, torch.inf], [4.0, 2.0]])
+HIDDEN = torch.tensor([[-torch.inf, -torch.inf], [0.0, 1.0]])
+NOT_A_NUMBER = torch.tensor([1.0, torch.nan, 3.0])
+HALF_ONES = torch.full((2500,), 1.0, dtype=torch.half)
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -51,6 +55,35 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "constants_multiplied": lambda x: (
         x * torch.full((4,), 3.0).scatter(0, TARGETS[::2], SHARES[:3], reduce="multiply")
     ),
+    "a_constant_read_again": lambda x: x + F.hardswish(far := torch.tensor([-9.0, -4.0, 1.0, 5.0])) + far,
+    "softplus_of_large_constants": lambda x: (
+        x + F.softplus(SHARES[:4].reshape(1, 4, 1, 1) * 99, beta=2.0).flatten()
+    ),
+    "softplus_of_small_constants": lambda x: x * F.softplus(SHARES[:4] - 20) * 1e9,
+    "log_sums_of_hidden_rows": lambda x: x[:, :2] * torch.logsumexp(HIDDEN, 1).exp(),
+    "band_below_infinities": lambda x: x[:, :2] + torch.tril(INFINITE_ABOVE),
+    "band_above_infinities": lambda x: x[:, :2] + torch.triu(INFINITE_ABOVE.T),
+    "trace_beside_infinities": lambda x: x + torch.trace(INFINITE_ABOVE),
+    "stable_order": lambda x: x[0, 0] * TARGETS.repeat(9).argsort(stable=True, descending=True),
+    "stable_ascending_order": lambda x: x[0, 0] * TARGETS.flip(0).repeat(9).argsort(stable=True),
+    "order_with_nan": lambda x: x[:, :3] * torch.sort(NOT_A_NUMBER, descending=True)[1],
+    "largest_with_nan": lambda x: x[:, :1] * torch.topk(NOT_A_NUMBER, 1)[1],
+    "order_of_the_least_integer": lambda x: (
+        x[:, :2] * torch.tensor([-(2**31), 5]).int().sort(descending=True)[1]
+    ),
+    "a_constant_without_axes": lambda x: x * torch.tensor([[2.5]]).squeeze(),
+    "a_constant_without_named_axes": lambda x: x * torch.tensor([[[2.5]]]).squeeze((0, 1, 2)),
+    "all_of_integers": lambda x: x + x.int().all(1, keepdim=True),
+    "all_of_all": lambda x: x + x.int().all(),
+    "any_of_integers": lambda x: x + torch.clamp(x.int(), max=0).any(0),
+    "any_of_floats": lambda x: x + torch.any((x / 9).clamp(max=0), 1, keepdim=True),
+    "truth_of_whole_parts": lambda x: x + x.int().bool(),
+    "truth_of_small_numbers": lambda x: x + (x.int().bool() & x.bool()).int(),
+    "a_boolean_constant": lambda x: torch.where(torch.tensor([[False, True]])[0, 1], x, -x),
+    "a_half_constant": lambda x: x * HALF_ONES[3].float() + HALF_ONES[None][0, -1].float(),
+    "a_running_count_of_halves": lambda x: x * HALF_ONES.cumsum(0)[-4:].float(),
+    "norm_of_halves": lambda x: x * (HALF_ONES[:4] * 600).norm().float(),
+    "sigmoid_of_halves": lambda x: x * torch.sigmoid(HALF_ONES[:4] * -12).float() * 1e5,
     "var": torch.var,
     "var_biased": lambda x: torch.var(x, False),
     "var_axis": lambda x: torch.var(x, 1),

@@ -253,7 +253,7 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
 def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Problem:
     share = _share_of(inspection, rows)
     if finding is not None and finding.kind == "legality" and (switches := _switches_to(inspection, rows)):
-        share = _Share(share.number + switches, "time with switches")
+        share = _Share(share.number + switches, "with switches")
     problem = Problem(
         what=_ops_in_words(rows, share), why=_without_name(why, rows), kind="placement", share=share.number
     )
@@ -287,17 +287,17 @@ class _Share(NamedTuple):
 
     number: float
     of_what: str
-    """The time, the work or the ops of the whole model."""
+    """In words: of the time, the work or the ops of the whole model; or of the time with switches."""
 
 
 def _share_of(inspection: Inspection, rows: Sequence[OpRow]) -> _Share:
     """Return the share of some ops: of the time, else of the work, else of all ops."""
     every = summary.all_rows(inspection)
     if inspection.time is not None:
-        return _Share(sum(row.ms or 0.0 for row in rows) / inspection.time.ms, "time")
+        return _Share(sum(row.ms or 0.0 for row in rows) / inspection.time.ms, "of the time")
     if flop := sum(row.flop for row in every):
-        return _Share(sum(row.flop for row in rows) / flop, "work")
-    return _Share(len(rows) / max(len(every), 1), "ops")
+        return _Share(sum(row.flop for row in rows) / flop, "of the work")
+    return _Share(len(rows) / max(len(every), 1), "of the ops")
 
 
 def _ops_in_words(rows: Sequence[OpRow], share: _Share) -> str:
@@ -309,7 +309,7 @@ def _ops_in_words(rows: Sequence[OpRow], share: _Share) -> str:
     unit = units.pop() if len(units) == 1 else None
     remarks = [] if unit in (None, "ane") else [summary.UNIT_WORDS[unit]]
     if share.number >= LEAST:
-        remarks.append(f"{percent(share.number)} of the {share.of_what}")
+        remarks.append(f"{percent(share.number)} {share.of_what}")
     more = f" ({', '.join(remarks)})" if remarks else ""
     room = min(max(WHAT_LENGTH - len(op_type) - len(more), 12), 28)
     name = f"{op_type} {short_name(rows[0].name, room)}" if len(rows) == 1 else f"{len(rows):,} {op_type} ops"

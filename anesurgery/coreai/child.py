@@ -62,8 +62,8 @@ DEADLY: dict[int, str] = {
 
 
 MOST_MAPPED = 1 << 26
-"""Bytes of models after which a new child does the next task. A run maps the file, and what coreai-core 1.0.0b3
-maps it never unmaps. A choice: as much as one child takes by itself."""
+"""Bytes of models after which a new child does the next task: coreai-core 1.0.0b3 maps the file of each run
+into memory, and never unmaps it. A choice: as much as one child takes by itself."""
 PAGE = 4096
 DONE = b"done"
 """What the child sends after a task."""

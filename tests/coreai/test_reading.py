@@ -89,7 +89,7 @@ class Hyperbolic(torch.nn.Module):
     """Inverses that MIL has no op for."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.asinh(x) + torch.acosh(x.abs() + 1)
+        return torch.cat([torch.asinh(x), torch.acosh(x.abs() + 2)])
 
 
 def test_inverses_of_large_fp16_numbers_are_finite(tmp_path: Path) -> None:
@@ -97,7 +97,8 @@ def test_inverses_of_large_fp16_numbers_are_finite(tmp_path: Path) -> None:
     x = torch.tensor([[-3e3, -300.0, -1e-3, 0.5, 300.0, 6e4]]).half()
     path = save_asset(tmp_path / "hyperbolic.aimodel", Hyperbolic(), [x])
     found = ane.run(ane.load(path), {"x": x.numpy()}, precision="fp16")["y"]
-    np.testing.assert_allclose(found, Hyperbolic()(x.float()).half().numpy(), rtol=3e-3, atol=1e-2)
+    meant = torch.cat([torch.asinh(x.float()), torch.acosh((x.abs() + 2).float())])  # of what fp16 holds
+    np.testing.assert_allclose(found, meant.numpy(), rtol=3e-3)
 
 
 def test_the_modules_with_ops_are_there() -> None:

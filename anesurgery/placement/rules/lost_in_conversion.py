@@ -775,7 +775,7 @@ RULES = (
         names("cumsum"),
         "on a CPU, torch adds up fp32 numbers in fp64; Core ML does in fp32. Over 42,000 steps of a "
         "voice's phase, sines had a correlation of 0.954 to torch's, and 0.9999 with a sum for each 300 steps",
-        "FluidInference/mobius: pull request 33",
+        "FluidInference/mobius: pull request 33 (chip not given)",
         test=lambda op, target: long_phase(op),
         remedy=RESTORE,
         advice="sum blocks of some hundred steps, and add up their ends",
